@@ -21,7 +21,7 @@ class Display:
         """``is_quiet``: results go to the same terminal, so nothing is shown."""
         self._is_quiet = is_quiet
         self._is_live = render.is_terminal(sys.stderr)
-        self._line = render.Progress(is_shown=not is_quiet)
+        self._line = render.StatusLine(is_shown=not is_quiet)
         self._said = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
@@ -50,21 +50,33 @@ def progress_bar(progress: Progress) -> str:
 
 def progress_in_words(progress: Progress) -> str:
     """Return the progress in one line."""
-    status = progress.status
-    records = status.records
+    records = progress.status.records
     failed = sum(each.records.failed for each in progress.stages) or records.failed
     told = [
         "     " if progress.done is None else f"{progress.done:4.0%} ",
         _progress_of_stages(progress.stages)
         if progress.stages
         else f"{records.done + records.failed:,}{_progress_of_all(progress)} records",
-        *(f" · {each}" for each in render.pace(progress.rate, records.done + records.failed)),
-        "" if progress.eta_s is None else f" · {render.span(max(1.0, progress.eta_s) * 1e3)} left",
+        *(f" · {each}" for each in _pace(progress)),
         f" · {progress.busy}/{progress.slots} busy",
         f" · {progress.retried:,} retried" if progress.retried else "",
         f" · {failed:,} failed" if failed else "",
     ]
     return "".join(told)
+
+
+def _pace(progress: Progress) -> list[str]:
+    """Return the rate and the time left; of a run that waits for its user, what it waits for."""
+    status, records = progress.status, progress.status.records
+    if status.paused:
+        return [f"paused, until streamq resume {status.id}"]
+    if status.waits_for_release:
+        return [f"waits for streamq release {status.id}"]
+    left = progress.eta_s
+    return [
+        *render.pace(progress.rate, records.done + records.failed),
+        *([] if left is None else [f"{render.span(max(1.0, left) * 1e3)} left"]),
+    ]
 
 
 def _progress_of_stages(stages: Sequence[StageStatus]) -> str:

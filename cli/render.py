@@ -221,13 +221,13 @@ def moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
-class Progress:
+class StatusLine:
     """A line on stderr that is overwritten. If stderr is no terminal, nothing is shown."""
 
     def __init__(self, *, is_shown: bool = True) -> None:
         self._is_shown = is_shown and is_terminal(sys.stderr)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "StatusLine":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -83,7 +83,7 @@ class RunReport:
             hint = resume_hint(plan, is_kept=self._folder.is_kept, is_retry=self._folder.is_retry)
             render.note(f"stopped after {render.count(done, 'record')}{hint}")
             return 128 + (run.stopped_by or signal.SIGINT)
-        where = "" if plan.output == STANDARD else f"; results in {plan.output}"
+        where = "" if plan.output == STANDARD else f"; results in {plan.upload or plan.output}"
         records = status.records
         own = _records_of_this_run(status)
         finished = own.done + own.failed
@@ -110,9 +110,15 @@ class RunReport:
 
     def _print(self, status: Status, seconds: float) -> None:
         summary = {"request": status.id, "state": status.state, "seconds": round(seconds, 3)}
+        has_failures = self._folder.errors_file and status.records.failed
         render.as_json(
             summary
-            | {"parts": status.parts, "records": status.records, "output": self._plan.output}
+            | {
+                "parts": status.parts,
+                "records": status.records,
+                "output": self._plan.upload or self._plan.output,
+                "errors_file": str(self._folder.errors_file) if has_failures else None,
+            }
         )
 
 

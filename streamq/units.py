@@ -212,7 +212,7 @@ def rate_ms(value: str, what: str = "rate") -> float:
     return ms
 
 
-def tolerance(value: str | int | None) -> tuple[int, float]:
+def tolerated_failures(value: str | int | None) -> tuple[int, float]:
     """Return how many failures and what percentage are tolerated; -1 where there is no bound."""
     if value is None:
         return -1, -1.0

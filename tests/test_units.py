@@ -192,7 +192,7 @@ def test_rate_that_cannot_be(value: Any) -> None:
     ids=repr,
 )
 def test_tolerance(value: str | int | None, bounds: tuple[int, float]) -> None:
-    assert units.tolerance(value) == bounds
+    assert units.tolerated_failures(value) == bounds
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_tolerance(value: str | int | None, bounds: tuple[int, float]) -> None:
 )
 def test_tolerance_that_cannot_be(value: Any) -> None:
     with pytest.raises(InvalidValue, match="max_failures"):
-        units.tolerance(value)
+        units.tolerated_failures(value)
 
 
 @pytest.mark.parametrize("value", ["now", -1, True, None, float("nan"), float("inf")], ids=repr)

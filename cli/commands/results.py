@@ -1,6 +1,7 @@
 """``streamq results``."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from streamq.records.outputs import (
     FileOutput,
     check_keys,
     check_output_name,
+    errors_beside,
     form_by_output_name,
     is_stream_output,
 )
@@ -29,8 +31,9 @@ from ..finding import Place, place_of_request
 from ..shared_options import PrefixOption, RunIdArgument, UrlOption
 
 
-def results(
+def results(  # noqa: PLR0913  the options of a collection are many and flat
     request_id: RunIdArgument = None,
+    *,
     output: Annotated[
         str,
         typer.Option(
@@ -85,6 +88,10 @@ def results(
             "--force", help="Replace a file that exists, or go on in one that was renamed."
         ),
     ] = False,
+    is_json: Annotated[
+        bool,
+        typer.Option("--json", help="With -o: print the summary at the end as JSON, for programs."),
+    ] = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
@@ -99,16 +106,16 @@ def results(
     """
     check_output_name(output, form)
     form = form or form_by_output_name(output)
-    _check_result_options(form, output, is_ordered=is_ordered, has_keys=has_keys)
+    _check_result_options(form, output, is_ordered=is_ordered, has_keys=has_keys, is_json=is_json)
     place = place_of_request(request_id, url, prefix)
     request_id = place.ids[0]
     _refuse_run(place, output)
     with connected(place.url, place.prefix) as protocol, naming_request(request_id):
         request = Request(protocol, request_id)
         if not output:
-            for data in show_results(protocol, request_id, form, follow=follow, has_keys=has_keys):
-                sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            _show_on_stdout(
+                show_results(protocol, request_id, form, follow=follow, has_keys=has_keys)
+            )
             _account_for_unshown_results(request, file_of_committed(protocol, request_id))
             return
         path = Path(output)
@@ -127,6 +134,8 @@ def results(
         except KeyboardInterrupt:
             render.note("stopped; the same command goes on")
             raise
+        if is_json:
+            _print_summary(request.status(), path, is_complete=is_complete)
         if is_complete:
             render.failures(collector.failures, write_errors(collector.failures, path))
             if has_manifest:
@@ -137,19 +146,45 @@ def results(
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
 
 
+def _show_on_stdout(lines: Iterable[bytes]) -> None:
+    for data in lines:
+        sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _print_summary(status: Status, output: Path, *, is_complete: bool) -> None:
+    """Print what is in a file now. Failures are written once all results are there."""
+    has_failures = is_complete and status.records.failed > 0
+    render.as_json(
+        {
+            "request": status.id,
+            "state": status.state,
+            "is_complete": is_complete,
+            "parts": status.parts,
+            "records": status.records,
+            "output": str(output.absolute()),
+            "errors_file": str(errors_beside(output.absolute())) if has_failures else None,
+        }
+    )
+
+
 def _refuse_run(place: Place, output: str) -> None:
     """Refuse to write the results of a run of this folder: it does that itself."""
     if place.run and output:
         raise InvalidValue(f"run {place.run.id} itself writes its results, to {place.run.output}")
 
 
-def _check_result_options(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
+def _check_result_options(
+    form: str, output: str, *, is_ordered: bool, has_keys: bool, is_json: bool
+) -> None:
     if form not in FORMS:
         raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
     if has_keys:
         check_keys(form, "--with-keys")
     if not output and not is_ordered:
         raise InvalidValue("--unordered goes with -o FILE")
+    if not output and is_json:
+        raise InvalidValue("--json goes with -o FILE: results are on standard output")
     units.file_name(str(Path(output).absolute()))
     if output and is_stream_output(Path(output)):
         raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")

@@ -352,6 +352,4 @@ def _place_of(output: str) -> str:
         return STANDARD
     if not output:
         raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
-    if is_remote(output):
-        outputs.check_output_name(output)
-    return units.file_name(str(Path(output).absolute()))
+    return output if is_remote(output) else units.file_name(str(Path(output).absolute()))

@@ -108,7 +108,7 @@ def _able_workers(protocol: Protocol, found: Status) -> int:
 
 
 def _queue_summary(protocol: Protocol, queue: str) -> Summary:
-    with render.Progress() as line:
+    with render.StatusLine() as line:
 
         def show(number: int, total: int) -> None:
             if number % STEP == 0:

@@ -102,7 +102,7 @@ class Waited(NamedTuple):
 def _follow_request(
     request: Waited, deadline: float, *, is_quiet: bool, for_canary: bool
 ) -> Status:
-    with naming_request(request.id), render.Progress(is_shown=not is_quiet) as progress:
+    with naming_request(request.id), render.StatusLine(is_shown=not is_quiet) as progress:
         status = _wait_for_end(request, deadline, progress, for_canary=for_canary)
     if not is_quiet:
         render.note(_last_words(status))
@@ -116,14 +116,14 @@ def _exit_code_of_status(status: Status) -> int:
 
 
 def _first_look(request: Waited, deadline: float) -> None:
-    with naming_request(request.id), render.Progress(is_shown=False) as progress:
+    with naming_request(request.id), render.StatusLine(is_shown=False) as progress:
         _look_until_enough(
             request, lambda _: request.request.status(), lambda _: True, deadline, progress
         )
 
 
 def _wait_for_end(
-    request: Waited, deadline: float, progress: render.Progress, *, for_canary: bool
+    request: Waited, deadline: float, progress: render.StatusLine, *, for_canary: bool
 ) -> Status:
     """Wait for the end of the request, or of its canary. Return its last status."""
 
@@ -146,7 +146,7 @@ def _look_until_enough(
     look: Callable[[float], Status],
     is_enough: Callable[[Status], bool],
     deadline: float,
-    progress: render.Progress,
+    progress: render.StatusLine,
 ) -> Status:
     """Look until ``is_enough``. A server that is away for a while does not end the wait."""
 

@@ -61,7 +61,7 @@ def _do_nothing_for_lease() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
-def _keep_confirmed_lease(_: WasLost) -> None:
+def _do_nothing_when_delivered(_: WasLost) -> None:
     """Do nothing: the lease was confirmed before."""
 
 
@@ -78,7 +78,7 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[WasLost], None] = _keep_confirmed_lease
+    delivered: Callable[[WasLost], None] = _do_nothing_when_delivered
     undo: Callable[[], None] = _do_nothing_for_lease
 
 
@@ -390,7 +390,7 @@ class Desk:
         )
 
     def _lease(self, ticket: Ticket, terms: Terms, place: int) -> HeldLease:
-        host = _TicketHost(self._protocol, self._keepers[ticket.queue], ticket.queue, terms)
+        host = _DeskLeaseHost(self._protocol, self._keepers[ticket.queue], ticket.queue, terms)
         book = TicketBook(ticket.number, place)
         lease = HeldLease(host, book, ticket.holder, ticket.request_id, is_insisting=False)
         lease.handler, lease.created_ms = ticket.handler, ticket.created_ms
@@ -398,7 +398,7 @@ class Desk:
         return lease
 
 
-class _TicketHost:
+class _DeskLeaseHost:
     """What a ``HeldLease`` needs of its host, for the calls of one ticket."""
 
     def __init__(self, protocol: Protocol, keeper: LeaseKeeper, queue: str, terms: Terms) -> None:

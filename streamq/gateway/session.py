@@ -185,7 +185,7 @@ class Session:
                 await asyncio.sleep(PAUSE_S)
                 continue
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(error=_trouble_of_session(error)))
+                await self._say(ToWorker(error=_trouble_of_error(error)))
                 await asyncio.sleep(PAUSE_S)
                 continue
             if handed.granted:
@@ -214,7 +214,7 @@ class Session:
                 if await self._heed(message):
                     return
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(re=message.seq, error=_trouble_of_session(error)))
+                await self._say(ToWorker(re=message.seq, error=_trouble_of_error(error)))
 
     async def _heed(self, message: FromWorker) -> bool:
         """Do what a message says. Returns whether it was the last."""
@@ -289,7 +289,7 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None
 
 
-def _trouble_of_session(error: Problem | StreamqError) -> Trouble:
+def _trouble_of_error(error: Problem | StreamqError) -> Trouble:
     problem = error if isinstance(error, Problem) else problem_of(error)
     return Trouble(problem.status, problem.code, problem.title, problem.detail or problem.title)
 

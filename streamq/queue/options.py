@@ -49,7 +49,7 @@ def policy_of_options(  # noqa: PLR0913  the options of a request are many and f
     Raises:
         InvalidValue: an option is not allowed. The message calls it what ``named`` returns.
     """
-    tolerated, percent = units.tolerance(max_failures)
+    tolerated, percent = units.tolerated_failures(max_failures)
     return Policy(
         handler=units.name(handler, "handler"),
         queue=units.name(queue, "queue"),

@@ -66,7 +66,7 @@ def is_one_payload(part: Part) -> bool:
     return part.about == ONE_PAYLOAD
 
 
-def has_other_lines(part: Part) -> bool:
+def about_has_other_lines(part: Part) -> bool:
     """Return whether the part has more or fewer lines than records."""
     return part.about.count(b" ") == _FILE_AND_LINE and b"@" not in part.about
 

@@ -190,7 +190,7 @@ def lines_before(part: Part, index: int, spec: Spec) -> int:
 
     A row of a CSV may have several lines.
     """
-    if spec.format != "csv" or not about.has_other_lines(part):
+    if spec.format != "csv" or not about.about_has_other_lines(part):
         return index
     return _line_numbers(part.payload, spec.delimiter, spec.quote, spec.escape)[index]
 

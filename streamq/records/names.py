@@ -37,7 +37,7 @@ def expand_file_names(files: Iterable[str]) -> list[str]:
     """
     names = [units.file_name(name) for given in files for name in _files_of_argument(given)]
     if STDIN in names and len(names) > 1:
-        raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
+        raise InvalidValue("- stands for standard input, which cannot be combined with files")
     return names
 
 

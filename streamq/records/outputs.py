@@ -323,18 +323,17 @@ _NOT_WRITTEN |= dict.fromkeys((".pkl", ".pickle", ".npy", ".db", ".sqlite"), _AS
 _NOT_WRITTEN |= dict.fromkeys((".lz4", ".br", ".7z", ".tgz", ".tar"), _NOT_WRITTEN[".xz"])
 
 
-def check_output_name(name: str, given_form: str = "") -> None:
+def check_output_name(name: str, given_form: str = "", *, may_upload: bool = False) -> None:
     """Check that an output of that name holds what the name promises.
 
-    ``given_form``: the form that was asked for. A ``.json`` may then hold lines.
+    ``given_form``: the form that was asked for. A ``.json`` may then hold lines. ``may_upload``: it
+    may be behind a URL.
 
     Raises:
         InvalidValue: it does not.
     """
-    if is_remote(name):
-        raise InvalidValue(
-            f"{name}: an output behind a URL is not written: name a file, and copy it"
-        )
+    if is_remote(name) and not may_upload:
+        raise InvalidValue(f"{name}: only a run writes to URLs: name a file, and copy it")
     suffix = Path(name).suffix.lower()
     if suffix in _NOT_WRITTEN and not (given_form and suffix == ".json"):
         raise InvalidValue(f"{name}: {suffix} {_NOT_WRITTEN[suffix]}")
@@ -377,7 +376,7 @@ def errors_beside(path: Path) -> Path:
     return path.with_name(f"{name_without_compression(path).stem}.errors.jsonl")
 
 
-def check_errors(
+def check_errors_file(
     path: Path, error: type[StreamqError] = OutputExists, ours: Collection[str] = ()
 ) -> None:
     """Raise an error if another program's file stands where the failures are to be written.
@@ -470,7 +469,7 @@ def check_new_output(path: Path, *, force: bool) -> None:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InvalidValue(f"{path} cannot be written: Permission denied")
     if not force:
-        check_errors(path)
+        check_errors_file(path)
 
 
 def is_stream_output(path: Path) -> bool:

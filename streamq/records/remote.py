@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -135,8 +136,7 @@ def is_pattern_of_objects(url: str) -> bool:
 
     A web server cannot say what it has, so there ``*`` is a character as any other.
     """
-    is_web = url.partition("://")[0].lower() in _DEFAULT_PORTS
-    return not is_web and (url.endswith("/") or "*" in url)
+    return not is_web_url(url) and (url.endswith("/") or "*" in url)
 
 
 def matching_objects(url: str) -> list[str]:
@@ -247,6 +247,54 @@ class RemoteFile:
         if _object_of_meta(result.meta) != self.object:
             raise _object_changed(self._url)
         return iter(result.stream(min_chunk_size=size))
+
+
+def is_web_url(url: str) -> bool:
+    """Return whether a URL is of a web server: nothing there is listed or written."""
+    return url.partition("://")[0].lower() in _DEFAULT_PORTS
+
+
+def is_object(url: str) -> bool:
+    """Return whether there is such an object, as far as this account may know.
+
+    Raises:
+        RemoteUnreachable: the object's server does not answer.
+    """
+    try:
+        head_of_object(url)
+    except RemoteMissing:
+        return False
+    return True
+
+
+def upload_file(path: Path, url: str) -> None:
+    """Write a file to an object, which is there when all of it is there.
+
+    Raises:
+        RemoteMissing: the account may not write there.
+        RemoteUnreachable: the object's server does not answer.
+    """
+    store, name = _store_of_object(url)
+    try:
+        _obstore(url).put(store, name, path)
+    except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
+        raise _object_missing(url, error) from None
+
+
+def delete_object(url: str) -> None:
+    """Delete an object, if it is there.
+
+    Raises:
+        RemoteMissing: the account may not delete it.
+        RemoteUnreachable: the object's server does not answer.
+    """
+    if not is_object(url):
+        return
+    store, name = _store_of_object(url)
+    try:
+        _obstore(url).delete(store, name)
+    except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
+        raise _object_missing(url, error) from None
 
 
 class RangeFile(io.RawIOBase):

@@ -314,7 +314,8 @@ def _record_too_long(name: str, cursor: Cursor, size: PartSize, *, is_open: bool
         return BadInput(f"{name}: line {cursor.record}: a quote is not closed")
     return BadInput(
         f"{name}: line {cursor.record}, at byte {cursor.offset}, is longer than the "
-        f"{size.most} bytes a part may have"
+        f"{size.most} bytes a part may have; with --by-reference and a larger --bytes workers read "
+        "it themselves"
     )
 
 

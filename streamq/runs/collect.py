@@ -27,7 +27,7 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    check_errors,
+    check_errors_file,
     digest_of_errors_file,
     digest_of_failures,
     error_lines,
@@ -286,7 +286,7 @@ class Collector:
         """Raise the error if writing the failures would replace a file that is not ours."""
         # An earlier version committed only that the file is ours, without a digest of its content.
         if not self._done.owns_errors or self._done.errors:
-            check_errors(Path(self._output.name), error, self._done.errors)
+            check_errors_file(Path(self._output.name), error, self._done.errors)
 
     def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
         """Raise an error if the output is an input, or another file or form than was begun."""

@@ -23,6 +23,7 @@ from streamq.runs import finding, home, same
 from streamq.runs.finished import Finished, FinishedNote, FinishedSeal, check_retry
 from streamq.runs.home import HOME
 from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.upload import check_upload, upload_output
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 
 #: How a run begins. resumed: it goes on. found: it goes on if the same command was stopped, else it
@@ -205,6 +206,15 @@ class RunFolder:
         can_retry = any(each.error != "BadInput" or each.traceback for each in failures)
         if can_retry and self.plan.keep_ms and status.state is not State.CANCELLED:
             self._keep(status)
+        if self.plan.upload:
+            self._upload()
+
+    def _upload(self) -> None:
+        """Upload the output. If that fails, the run stays, and goes on with it."""
+        is_kept, self.is_kept = self.is_kept, True
+        output, url = Path(self.plan.output), self.plan.upload
+        upload_output(output, url, is_kept=is_kept, is_again=self.is_retry)
+        self.is_kept = is_kept
 
     def _write_manifest(self, output: Path, status: Status) -> None:
         plan = self.plan
@@ -277,6 +287,8 @@ def _check_output(plan: Plan, *, force: bool) -> None:
     """
     if plan.output != STANDARD:
         outputs.check_new_output(Path(plan.output), force=force)
+    if plan.upload:
+        check_upload(plan.upload, force=force)
     if plan.has_manifest:
         check_manifest(Path(plan.output), force=force)
 

@@ -205,7 +205,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
         if stored
         else describe_run(
             [files] if isinstance(files, str) else files,
-            output=str(Path(output).absolute()),
+            output=str(output),
             function=map,
             flow=flow,
             command=exec,

@@ -23,9 +23,11 @@ from streamq.records.inputs import STDIN, encoding_named
 from streamq.records.keys import KeyField
 from streamq.records.names import FORMATS, Dialect, absolute_file_name, expand_file_names, format_of
 from streamq.records.references import MOST_REFERRED
+from streamq.records.remote import is_remote
 from streamq.records.sizes import PartSize
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.same import code_file_and_digest
+from streamq.runs.upload import file_of_upload
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import check_capacity
@@ -126,7 +128,9 @@ def describe_source(
     encoding = encoding_named(options.get("encoding", ""), named("encoding"))
     if encoding and is_referred:
         first, second = named("encoding"), named("by_reference")
-        raise InvalidValue(f"{first} goes without {second}: workers read the bytes as they are")
+        raise InvalidValue(
+            f"{first} cannot be combined with {second}: workers read the bytes as they are"
+        )
     spec = Spec(
         format=form,
         files=tuple(names),
@@ -209,7 +213,7 @@ def _check_tables(form: str, names: list[str], options: RequestOptions, named: N
         raise InvalidValue(f"{form} is read from files: workers read their rows there themselves")
     for option in ("encoding", "key"):
         if options.get(option):
-            raise InvalidValue(f"{named(option)} is for text, and goes without {form}")
+            raise InvalidValue(f"{named(option)} is for text: it cannot be combined with {form}")
 
 
 def check_format(form: str, named: Named = str) -> str:
@@ -229,7 +233,7 @@ def _check_key(options: RequestOptions, spec: Spec, named: Named) -> None:
         raise InvalidValue(f"{named('track')} and {named('trace')} are for flows")
     if key := options.get("key", ""):
         if spec.by_reference:
-            raise InvalidValue(f"{named('key')} goes without {named('by_reference')}")
+            raise InvalidValue(f"{named('key')} cannot be combined with {named('by_reference')}")
         KeyField(key, spec).check()
 
 
@@ -299,7 +303,9 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     named: Named = str,
     **options: Unpack[RequestOptions],
 ) -> Plan:
-    """Return a new run as the options describe it. ``output`` is a file, or ``-`` for stdout.
+    """Return a new run as the options describe it.
+
+    ``output`` is a file, ``-`` for stdout, or the URL of an object.
 
     ``function`` and ``flow`` name what the records go through, unless ``command`` is a program.
 
@@ -313,6 +319,8 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     argv = program.words_of_program(command, named("exec"))
     room, keep_ms = capacity_options(processes, concurrency), units.duration_ms(keep, named("keep"))
     form = _output_format(output_format, output, is_program=bool(argv), named=named)
+    upload = output if is_remote(output) else ""
+    output = file_of_upload(output) if upload else output
     stages = read_flow_apart(flow, has_handlers=True) if flow else None
     serves = _handlers_of_this_run(stages, run_id) if stages else {}
     common: dict[str, Any] = {
@@ -333,6 +341,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         serves={name: own for own, name in serves.items()},
         argv=argv,
         output=output if output == STANDARD else units.file_name(str(Path(output).absolute())),
+        upload=upload,
         form=form,
         policy=source.policy,
         size=source.size,
@@ -381,7 +390,8 @@ def _output_format(given: str, output: str, *, is_program: bool, named: Named) -
             "what a program prints is written as it is"
         )
     if output != STANDARD:
-        outputs.check_output_name(output, given or ("raw" if is_program else ""))
+        form = given or ("raw" if is_program else "")
+        outputs.check_output_name(output, form, may_upload=True)
     form = "raw" if is_program else given or outputs.form_by_output_name(output)
     if form not in outputs.FORMS:
         what, known = named("output_format"), ", ".join(outputs.FORMS)

@@ -23,6 +23,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     serves: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     output: str
+    #: The URL that the output is uploaded to when it is complete; "" for none.
+    upload: str = ""
     form: str
     policy: Policy
     size: PartSize

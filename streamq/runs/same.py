@@ -224,6 +224,8 @@ def _files_of_plan(target: str, argv: Sequence[str]) -> Iterator[Path]:
     if module.endswith(".py"):
         yield Path(module)
         return
+    if not all(module.strip("/").split(".")):
+        return  # no module has such a name
     for folder in (Path(), *map(Path, sys.path)):
         place = folder.joinpath(*module.split("."))
         yield place.with_name(f"{place.name}.py")

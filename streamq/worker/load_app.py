@@ -78,9 +78,10 @@ def _find_target(target: str, what: str) -> tuple[ModuleType, Any]:
     """Return the module of a target, and what the target names in it."""
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
-        raise TargetError(
-            f"{target!r} names no {what}: write package.module:{what} or file.py:{what}"
-        )
+        ways = f"package.module:{what} or file.py:{what}"
+        if target.endswith(".py"):
+            ways = f"{target}:{what}"
+        raise TargetError(f"{target!r} names no {what}: write {ways}")
     module = _load_module(module_name)
     found: Any = module
     for attribute in name.split("."):
@@ -98,7 +99,7 @@ def load_app(target: str, handler: str = "") -> App:
     Raises:
         TargetError: there is no such module or name, or it is no app.
     """
-    module, found = _find_target(target, "app")
+    module, found = _find_target(target, "function" if handler else "app")
     name = target.rpartition(":")[2]
     if handler and callable(found):
         return _app_of(module, found, handler)
@@ -143,6 +144,8 @@ def _load_module(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    if name.startswith("."):
+        raise TargetError(f"there is no module {name!r}; a file is named as folder/file.py:NAME")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

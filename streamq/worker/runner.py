@@ -393,7 +393,7 @@ class Runner(Verdicts):
 
     def _may_skip(self, part: Part) -> bool:
         """Return whether lines of the part may be no records: the loader said so of a CSV."""
-        return self._has_blanks or (self._has_empty_rows and about.has_other_lines(part))
+        return self._has_blanks or (self._has_empty_rows and about.about_has_other_lines(part))
 
     def _given(self, part: Part) -> list[bytes]:
         """Return what the handler is called with in turn: records, or the part as a whole."""

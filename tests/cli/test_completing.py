@@ -43,7 +43,7 @@ class TestWords:
     def test_options_and_their_values(self, completed: Completed) -> None:
         assert completed("run", "--retr") == ["--retry-failed", "--retries"]
         assert completed("cluster", "create", "--rep") == ["--replicas"]
-        assert completed("run", "--output-format", "") == ["jsonl", "csv", "raw", "parquet"]
+        assert completed("run", "--output-format", "") == ["jsonl", "csv", "tsv", "raw", "parquet"]
         assert completed("run", "in.txt", "--map", "x") == []
         assert completed("ls", "--state", "f") == ["failed"]
 

@@ -13,8 +13,8 @@ from tests.support.command import Streamq
 
 pytestmark = pytest.mark.commands
 
-#: Results are on the standard output of ``results``; the others serve, or tell people a story.
-WITHOUT = {"results", "worker", "janitor", "serve", "demo", "completion", "help"}
+#: They serve, or tell people a story.
+WITHOUT = {"worker", "janitor", "serve", "demo", "completion", "help"}
 
 
 def test_every_command_but_those_that_serve_has_json() -> None:

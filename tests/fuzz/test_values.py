@@ -29,7 +29,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "moment": lambda value: units.moment_s(value, "it"),
     "size": units.size_bytes,
     "rate": units.rate_ms,
-    "tolerance": units.tolerance,
+    "tolerance": units.tolerated_failures,
 }
 SCHEMES = st.sampled_from(
     ["redis", "rediss", "valkey", "unix", "local", "redis+cluster", "redis+sentinel", "http", ""]

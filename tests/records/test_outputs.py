@@ -15,7 +15,7 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    check_errors,
+    check_errors_file,
     check_new_output,
     write_errors,
 )
@@ -249,13 +249,13 @@ class TestWriting:
 class TestFailuresBeside:
     def test_a_file_of_somebody_else_is_kept(self, path: Path, tmp_path: Path) -> None:
         beside = tmp_path / "out.errors.jsonl"
-        check_errors(path)
+        check_errors_file(path)
         beside.touch()
-        check_errors(path)
+        check_errors_file(path)
         beside.write_text("precious")
 
         with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
-            check_errors(path)
+            check_errors_file(path)
         with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
             check_new_output(path, force=False)
         check_new_output(path, force=True)
@@ -265,7 +265,7 @@ class TestFailuresBeside:
         precious.touch()
         beside.symlink_to(precious)
         with pytest.raises(OutputExists, match="exists"):
-            check_errors(path)
+            check_errors_file(path)
         precious.write_text("precious")
 
         write_errors(path, b"{}\n")
@@ -428,4 +428,4 @@ def test_link_beside_is_somebody_elses_also_where_no_file_stood_before(
     (tmp_path / "out.errors.jsonl").symlink_to(tmp_path / "theirs")
 
     with pytest.raises(OutputExists):
-        check_errors(tmp_path / "out.txt", ours=ours)
+        check_errors_file(tmp_path / "out.txt", ours=ours)

@@ -228,7 +228,7 @@ class TestStdin:
         done = load("-", tmp_path / "in.txt", "--handler", "echo")
 
         assert done.returncode == 2
-        assert "goes alone" in done.stderr
+        assert "cannot be combined with files" in done.stderr
 
 
 def done_of(client: Client, request_id: str) -> int:

@@ -55,6 +55,31 @@ def test_identity_map_gives_the_input_back(fleet: Fleet, streamq: Streamq, tmp_p
 
 
 @ONE_KIND
+def test_summary_as_json_says_how_far_the_file_is(
+    fleet: Fleet, client: Client, streamq: Streamq, queue: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.jsonl"
+    request = client.submit(["a", "b"], handler="shout", queue=queue)
+    before = json.loads(streamq("results", request.id, "-o", target, "--json").stdout)
+    fleet.ready()
+
+    after = json.loads(streamq("results", request.id, "-o", target, "-f", "--json").stdout)
+
+    assert (before["is_complete"], before["records"]["done"]) == (False, 0)
+    assert after == {
+        "request": request.id,
+        "state": "done",
+        "is_complete": True,
+        "parts": after["parts"],
+        "records": {"total": 2, "done": 2, "failed": 0},
+        "output": str(target),
+        "errors_file": None,
+    }
+    refused = streamq("results", request.id, "--json")
+    assert (refused.returncode, b"-o FILE" in refused.stderr) == (2, True)
+
+
+@ONE_KIND
 def test_csv_comes_back_with_its_header(fleet: Fleet, streamq: Streamq, tmp_path: Path) -> None:
     source, target = tmp_path / "in.csv", tmp_path / "out.txt"
     source.write_bytes(b"a,b\r\n" + b'1,"x\ny"\r\n' * 500)

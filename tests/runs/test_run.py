@@ -148,6 +148,11 @@ def test_failures_are_written_beside_and_the_code_is_1(
         (("run", "none.txt", "--map", "job:same", "-o", "out.txt"), 2, "none.txt: No such file"),
         (("run", "in.txt", "--map", "job:nothing", "-o", "out.txt"), 4, "no 'nothing'"),
         (("run", "in.txt", "--map", "nowhere:f", "-o", "out.txt"), 4, "no module 'nowhere'"),
+        (("run", "in.txt", "--map", "job", "-o", "out.txt"), 4, "'job' names no function"),
+        (("run", "in.txt", "--map", "job.py", "-o", "out.txt"), 4, "write job.py:function"),
+        (("run", "in.txt", "--map", ":same", "-o", "out.txt"), 4, "':same' names no function"),
+        (("run", "in.txt", "--map", "../job:f", "-o", "out.txt"), 4, "no module '../job'"),
+        (("run", "in.txt", "--map", "/:f", "-o", "out.txt"), 4, "no module '/'"),
         (("run", "in.txt", "--map", "job:app", "-o", "out.txt"), 4, "job:shout or job:later"),
         (
             ("run", "in.txt", "--map", "job:app.shout", "-o", "out.txt"),

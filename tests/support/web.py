@@ -38,6 +38,39 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(has_body=True)
 
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self._is_refused():
+            return
+        self.files[self.path.removeprefix("/")] = data
+        self.send_response(200)
+        self.send_header("ETag", '"new"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        """Delete objects, as S3 does it for many at once."""
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self._is_refused():
+            return
+        bucket = self.path.removeprefix("/").partition("?")[0]
+        keys = re.findall("<Key>(.*?)</Key>", asked)
+        for key in keys:
+            self.files.pop(f"{bucket}/{key}", None)
+        found = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        answer = f"<DeleteResult>{found}</DeleteResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _is_refused(self) -> bool:
+        """Refuse what is not signed; without a login nothing is written."""
+        if self.login and _is_signed(self, self.login):
+            return False
+        self.send_error(403)
+        return True
+
     def _answer(self, *, has_body: bool) -> None:
         if self.login and not _is_signed(self, self.login):
             self.send_error(403)
@@ -111,6 +144,7 @@ def _is_signed(request: BaseHTTPRequestHandler, login: Login) -> bool:
     if not said or said["key"] != login.key:
         return False
     path, _, query = request.path.partition("?")
+    query = "&".join(each if "=" in each else f"{each}=" for each in query.split("&") if each)
     names = said["headers"].split(";")
     lines = [f"{name}:{request.headers.get(name, '').strip()}\n" for name in names]
     content = request.headers.get("x-amz-content-sha256", "")

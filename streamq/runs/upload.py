@@ -1,0 +1,58 @@
+"""Outputs behind URLs: a run writes a file first, and uploads it when all results are in it.
+
+The file has the name of the object, and is in the folder in which the run was begun. So a stop or a
+crash at any moment loses nothing: the same command goes on with the file, or with the upload. An
+object is there when all of it is there.
+"""
+
+from pathlib import Path
+
+from streamq.errors import InvalidValue
+from streamq.records.manifest import manifest_beside
+from streamq.records.outputs import OutputExists, errors_beside
+from streamq.records.remote import delete_object, is_object, is_web_url, locate_url, upload_file
+
+
+def file_of_upload(url: str) -> str:
+    """Return the file that is written before it is uploaded.
+
+    Raises:
+        InvalidValue: the URL is of a web server, or names no object.
+    """
+    if is_web_url(url):
+        raise InvalidValue(f"{url}: nothing can be written to a web server: name a file")
+    location = locate_url(url)
+    if not location.segments or url.endswith("/"):
+        raise InvalidValue(f"{url} is a folder: name the object")
+    return str(Path.cwd() / location.segments[-1])
+
+
+def check_upload(url: str, *, force: bool) -> None:
+    """Check that no object is there yet.
+
+    Raises:
+        OutputExists: one is.
+        RemoteUnreachable: the object's server does not answer.
+    """
+    if not force and is_object(url):
+        raise OutputExists(f"{url} exists: remove it, or say --force")
+
+
+def upload_output(output: Path, url: str, *, is_kept: bool, is_again: bool) -> None:
+    """Upload an output, and what stands beside it; then delete the file, unless it is kept.
+
+    ``is_again``: it was uploaded before, perhaps with failures that there are no more.
+
+    Raises:
+        RemoteMissing: the account may not write there.
+        RemoteUnreachable: the object's server does not answer.
+    """
+    folder = url.rpartition("/")[0]
+    for path in (errors_beside(output), manifest_beside(output)):
+        if path.is_file():
+            upload_file(path, f"{folder}/{path.name}")
+        elif is_again:
+            delete_object(f"{folder}/{path.name}")
+    upload_file(output, url)
+    if not is_kept:
+        output.unlink()
