@@ -22,8 +22,8 @@ from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.fleet import WorkerDetails, read_worker_details
 
-#: How long a look may take: until every request was read once, and from then on.
-FIRST_LOOK_S, LOOK_S = 0.1, 0.05
+#: How long a look may take: the first, those until every request was read once, and the others.
+FIRST_LOOK_S, UNREAD_LOOK_S, LOOK_S = 0.1, 0.2, 0.05
 #: Requests that are read in one round trip.
 PAGE = 250
 #: The most requests and workers that a census knows: the newest.
@@ -136,7 +136,8 @@ class Census:
         self._read(list(gone)[:PAGE])  # their last records count, too
         for each in gone:
             self._known.pop(each, None)
-        until = begun + (FIRST_LOOK_S if unread else LOOK_S)
+        longest_s = UNREAD_LOOK_S if unread else LOOK_S
+        until = begun + (longest_s if self._looked_at else FIRST_LOOK_S)
         known = sorted(
             (each for each in ids if each in self._known),
             key=lambda each: (

@@ -5,6 +5,7 @@ counts for everything that passes from then on. All proxies share one thread.
 """
 
 import asyncio
+import atexit
 import itertools
 import random
 import socket
@@ -268,5 +269,13 @@ def _scalars(array: bytes, count: int) -> list[bytes]:
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="proxies", daemon=True).start()
+    thread = threading.Thread(target=loop.run_forever, name="proxies", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    atexit.register(end)
     return loop

@@ -16,7 +16,7 @@ from tests.conftest import ANY_KIND
 from tests.support.by_hand import CAN_RUN, HANDLER, RequestByHand
 
 #: Calls whose place among the writes of the book is noted.
-CALLS = ("claim", "finish", "fail", "handback", "release", "push")
+CALLS = ("claim", "finish", "fail", "keep", "handback", "release", "push")
 
 
 class Diary:
@@ -316,3 +316,33 @@ class TestTokensThatAreOfNoUse:
 
         assert driver.tokens() == [driver.id], "another host may have room"
         assert gate.taker.next_token(5, lambda: True), "and so may this one by now"
+
+
+@ANY_KIND
+class TestKeep:
+    def test_each_is_a_call_of_its_own(self, gate: Gate, driver: RequestByHand) -> None:
+        driver.load(1)
+        lease, grant, _ = gate.claim()
+        lease.part = grant.parts[0]
+
+        assert [lease.keep(outcomes, b"") for outcomes in (b"one", b"two")] == [True, True]
+
+        assert driver.partial() == {1: b"two"}
+        lease.release()
+        assert (driver.leases(), driver.retry()) == ({}, {1: 1})
+
+    @pytest.mark.parametrize("outcomes", [b"", b"some"])
+    def test_failure_that_finds_the_lease_lost_keeps_what_there_is(
+        self, gate: Gate, driver: RequestByHand, outcomes: bytes
+    ) -> None:
+        driver.load(1)
+        lease, grant, _ = gate.claim()
+        lease.part = grant.parts[0]
+        driver.expire(lease.holder)
+        driver.reap()
+
+        failures = given_up(1).failures
+        failed = PartNotDone("retry", 0, failures, (0, -1), partial=outcomes)
+        assert not lease.fail(lease.part, failed)
+
+        assert gate.book.order.count("keep") == len(driver.partial()) == (outcomes != b"")

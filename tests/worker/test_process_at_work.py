@@ -13,15 +13,22 @@ import pytest
 from streamq import App, Client, Context, Protocol, Retry
 from streamq.model import MAX_PART
 from streamq.queue.pace import MOST_PARTS, Pace
-from streamq.worker.channel import Channel, Command, CommandWord, IdleFor, ProcessConfig, VisitAt
+from streamq.worker.channel import (
+    Channel,
+    Command,
+    CommandWord,
+    IdleFor,
+    Message,
+    ProcessConfig,
+    VisitAt,
+)
 from streamq.worker.process import WorkerProcess
 from streamq.worker.slot_table import SlotTable
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
+from tests.worker.common import keep_alive, put_away
 
-#: A process whose line is cut ends at once, and here it would be the test's: nobody cuts it.
-_LINES: list[socket.socket] = []
 QUANTUM_MS = 100
 
 
@@ -51,6 +58,20 @@ class TestPace:
         assert pace.most() == 2
 
 
+class Line(Channel):
+    """A process's end of its line. When it is cut, threads that use it rest until the tests end.
+
+    The process would end then, and here it is the test's.
+    """
+
+    def send(self, message: Any) -> bool:
+        return super().send(message) or threading.Event().wait()
+
+    def messages(self) -> Iterator[Message]:
+        yield from super().messages()
+        threading.Event().wait()
+
+
 class Shop:
     """A process at work, and the other end of its line."""
 
@@ -68,12 +89,12 @@ class Shop:
             log_level="info",
             log_format="text",
         )
-        ends = socket.socketpair()
-        _LINES.extend(ends)
+        ours, theirs = socket.socketpair()
         self.table, _ = SlotTable.create(slots)
         self.slots = slots
-        self.channel = Channel(ends[0])
-        self.process = WorkerProcess(config, app, self.table, Channel(ends[1]))
+        self.channel, self._line = Channel(ours), Line(theirs)
+        self.process = WorkerProcess(config, app, self.table, self._line)
+        keep_alive(self.process)
         self.heard: list[Any] = []
         self._thread = threading.Thread(target=self.process.run)
         self._thread.start()
@@ -96,6 +117,13 @@ class Shop:
         """Let it end."""
         self.tell("stop")
         self._thread.join(20)
+
+    def put_away(self) -> None:
+        """Let it end, and close what it has open."""
+        self.close()
+        put_away(self.process)
+        self.channel.close()
+        self._line.close()
 
 
 def lists(protocol: Protocol, queue: str) -> list[bytes]:
@@ -175,7 +203,7 @@ def shop(url: str, queue: str, app: App) -> Iterator[Callable[..., Shop]]:
 
     yield open_shop
     for each in made:
-        each.close()
+        each.put_away()
 
 
 @pytest.fixture

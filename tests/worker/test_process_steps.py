@@ -32,6 +32,7 @@ from streamq.worker.spawning import Spawner
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.waiting import allowed_s, wait_until
+from tests.worker.common import keep_alive, put_away
 from tests.worker.test_pool import config_of
 
 QUANTUM_S = 0.5
@@ -62,6 +63,7 @@ class Desk:
         ours, theirs = socket.socketpair()
         self.channel = Channel(theirs)
         self.process = WorkerProcess(config, self.app, self.table, Channel(ours))
+        keep_alive(self.process)
         self._on_message: list[Any] = []
 
     def said(self, kind: type) -> list[Any]:
@@ -94,7 +96,7 @@ class Desk:
         return held
 
     def close(self) -> None:
-        self.process._protocol.connection.close()
+        put_away(self.process)
         self.table.close()
         self.channel.close()
         self.process._channel.close()

@@ -2,9 +2,11 @@
 
 import pytest
 
+from streamq import Protocol
 from streamq.errors import CollectorLost, RequestUnknown
 from streamq.model import State
 from tests.support.by_hand import RequestByHand
+from tests.support.flow_by_hand import FlowByHand
 
 
 @pytest.fixture
@@ -214,3 +216,88 @@ def test_last_part_that_was_handed_out_and_given_up_is_waited_for_by_nobody(
     found = driver.protocol.collect(driver.id, next_number=1)
 
     assert (found.state.is_live, found.next, found.results) == (True, 2, [])
+
+
+class TestFlow:
+    @pytest.fixture
+    def spread(self, protocol: Protocol, queue: str, request_id: str) -> FlowByHand:
+        """The parts 1 and 2 have two children each, and 3 has none yet; 1/1 has a result."""
+        flow = FlowByHand(protocol, queue, request_id, "spread,map").load(3)
+        flow[1].run(2, children={1: [b"a", b"b"], 2: [b"c", b"d"]})
+        flow[2].run()
+        return flow
+
+    def test_waits_at_the_first_child_without_a_result(self, spread: FlowByHand) -> None:
+        collected = spread.protocol.collect(spread.id, next_number=1)
+
+        assert (collected.state, collected.fields) == (State.OPEN, ["1/1"])
+        assert (collected.next, collected.within) == (1, "1/2")
+
+    def test_goes_on_within_a_part_and_behind_it(self, spread: FlowByHand) -> None:
+        spread[2].run(2)
+
+        collected = spread.protocol.collect(spread.id, next_number=1, within="1/2")
+
+        assert collected.fields == ["1/2", "2/1"]
+        assert (collected.next, collected.within) == (2, "2/2")
+
+    def test_waits_at_a_part_that_was_not_run_yet(self, spread: FlowByHand) -> None:
+        spread[2].run(3)
+
+        collected = spread.protocol.collect(spread.id, next_number=1)
+
+        assert collected.fields == ["1/1", "1/2", "2/1", "2/2"]
+        assert (collected.next, collected.within) == (3, "")
+
+    def test_after_the_end_nothing_is_waited_for(self, spread: FlowByHand) -> None:
+        spread[2].run(1)
+        spread[2].claim(1)
+        spread.protocol.cancel(spread.id)
+
+        collected = spread.protocol.collect(spread.id, next_number=1)
+
+        assert (collected.state, collected.fields) == (State.CANCELLED, ["1/1", "1/2"])
+        assert (collected.next, collected.within) == (4, "")
+
+    # In six steps it comes by 1, 1/1, 1/2, 2, 2/1 and 2/2.
+    @pytest.mark.parametrize(
+        ("most", "fields", "stands"),
+        [
+            (1, [], (1, "1/1")),
+            (3, ["1/1", "1/2"], (2, "")),
+            (5, ["1/1", "1/2", "2/1"], (2, "2/2")),
+            (6, ["1/1", "1/2", "2/1", "2/2"], (3, "")),
+        ],
+    )
+    def test_looks_at_so_many_items(
+        self, spread: FlowByHand, most: int, fields: list[str], stands: tuple[int, str]
+    ) -> None:
+        spread[2].run(3)
+
+        collected = spread.protocol.collect(spread.id, next_number=1, most=most)
+
+        assert (collected.fields, (collected.next, collected.within)) == (fields, stands)
+
+    @pytest.mark.parametrize(("most", "count"), [(3, 1), (4, 2), (6, 2), (7, 3)])
+    def test_stops_after_the_result_that_reaches_the_bytes(
+        self, spread: FlowByHand, most: int, count: int
+    ) -> None:
+        spread[2].run(3)
+        for field in spread.results():
+            spread[1].redis.hset(spread[1].keys.results, field, "abc")
+
+        collected = spread.protocol.collect(spread.id, next_number=1, max_bytes=most)
+
+        assert collected.fields == ["1/1", "1/2", "2/1"][:count]
+
+    def test_behind_the_one_output_of_a_reduce_is_the_end(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,reduce").load(3)
+        before = protocol.collect(flow.id, next_number=1)
+        flow.run_all()
+
+        collected = protocol.collect(flow.id, next_number=1)
+
+        assert (before.fields, before.next) == ([], 1)
+        assert (collected.fields, collected.next) == (["1"], 4)

@@ -325,10 +325,24 @@ class TestWindows:
     ) -> None:
         flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "4 parts"}})
         flow.load(9)
+        out = flow[1].meta("out")
 
         _, state, tokens = flow[2].redrive()
 
         assert (state, list(tokens.others)) == (State.OPEN, [])
+        assert flow[1].meta("out") == out
+
+    def test_result_that_comes_again_gets_it_none(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "4 parts"}})
+        flow.load(9)
+        flow[1].run(1)
+        holder, grant = flow[2].claim()
+        first, again = (flow[2].pass_on(holder, grant.parts, call=1_000) for _ in range(2))
+
+        assert [each.tokens.count for each in first.tokens.others] == [1]
+        assert (again.counted, list(again.tokens.others)) == (0, [])
 
     def test_window_in_bytes_is_of_as_many_parts_as_have_them(
         self, protocol: Protocol, queue: str, request_id: str

@@ -330,6 +330,29 @@ class TestPoison:
         assert (driver.retry(), driver.entries(), driver.left()) == ({}, [1, 2], 2)
         assert (driver.meta("failed"), driver.meta("records_failed")) == ("1", "7")
 
+    @pytest.mark.parametrize(
+        ("unit", "records", "deaths"),
+        [
+            ("parts", 17, 2),
+            ("records", 1, 2),
+            # Twice the factor that streamq/worker/pieces.py has for so many, and two.
+            ("records", 16, 2 * 3 + 2),
+            ("records", 17, 2 * 4 + 2),
+        ],
+    )
+    def test_part_of_several_records_of_a_map_is_given_more_tries(
+        self, driver: RequestByHand, unit: str, records: int, deaths: int
+    ) -> None:
+        driver.open(poison=2)
+        driver.append(1, records=records)
+        driver.protocol.seal(driver.id, 1, "c1")
+
+        for count in range(1, deaths + 1):
+            holder, _ = driver.claim(handlers=(f"{unit} h",))
+            driver.expire(holder)
+            driver.reap()
+            assert len(driver.failed()) == (count == deaths)
+
     def test_is_counted_apart_from_errors(self, driver: RequestByHand) -> None:
         driver.load(1, retries=2, poison=3)
 
