@@ -155,9 +155,10 @@ bench-protocol: .venv/ready ## Measure what the scripts alone cost, and how long
 	$(BIN)/python bench/priority.py
 	$(BIN)/python bench/load.py
 
-bench-files: .venv/ready ## Measure files in, files out beside Pool.imap and GNU parallel, and the memory it takes
+bench-files: .venv/ready ## Measure files in, files out beside Pool.imap and others, the memory it takes, and Parquet
 	$(BIN)/python bench/files.py
 	$(BIN)/python bench/files.py --memory
+	$(BIN)/python bench/tables.py
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info .venv-package .pytest_cache .mypy_cache .ruff_cache .hypothesis
