@@ -1,7 +1,7 @@
 """Keeps a list of a queue's requests and workers up to date, at a bounded cost.
 
-A look reads for ``LOOK_S`` at most: first the requests whose parts run, then those that were read
-longest ago. So a look at a queue of 10,000 requests costs as much as one at 500, and a census says
+A look reads two pages of requests: first those whose parts run, then those that were read longest
+ago. So a look at a queue of 10,000 requests costs as much as one at 500, and a census says
 how many of the requests it knows.
 """
 
@@ -22,9 +22,9 @@ from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.fleet import WorkerDetails, read_worker_details
 
-#: How long a look may take: until every request was read once, and from then on.
-FIRST_LOOK_S, LOOK_S = 0.1, 0.05
-#: Requests that are read in one round trip.
+#: How long a look may take: the first, and the others until every request was read once.
+FIRST_LOOK_S, UNREAD_LOOK_S = 0.1, 0.2
+#: Requests that are read in one round trip. From then on a look reads two pages.
 PAGE = 250
 #: The most requests and workers that a census knows: the newest.
 MOST_REQUESTS, MOST_WORKERS = 20_000, 2_000
@@ -136,7 +136,7 @@ class Census:
         self._read(list(gone)[:PAGE])  # their last records count, too
         for each in gone:
             self._known.pop(each, None)
-        until = begun + (FIRST_LOOK_S if unread else LOOK_S)
+        until = begun + (UNREAD_LOOK_S if self._looked_at else FIRST_LOOK_S)
         known = sorted(
             (each for each in ids if each in self._known),
             key=lambda each: (
@@ -149,7 +149,7 @@ class Census:
         others = [*unread, *known[PAGE:]]
         for first in range(0, len(others), PAGE):
             self._read(others[first : first + PAGE])
-            if time.monotonic() >= until:
+            if not unread or time.monotonic() >= until:
                 break
         self.unread = sum(each not in self._known and each not in self._blank for each in ids)
         self.damaged = [each for each in self.damaged if each in self._blank]

@@ -66,7 +66,10 @@ class Filters(msgspec.Struct, frozen=True):
             page=page,
         )
         if filters.state not in STATES or filters.sort not in _SORTS:
-            raise InvalidValue(f"state {filters.state!r:.40} or sort {filters.sort!r:.40}")
+            raise InvalidValue(
+                f"state {filters.state!r:.40}, sort {filters.sort!r:.40}: states are "
+                f"{', '.join(STATES)}; a table is sorted by {', '.join(_SORTS)}"
+            )
         return filters
 
     @property
@@ -119,28 +122,28 @@ def table_page(
     protocol: Protocol, census: Census, ended: Ended, filters: Filters
 ) -> dict[str, Any]:
     """Return one page of a table. The requests on it are read anew, the others are not."""
-    first = (filters.page - 1) * PAGE
     wholes: list[Whole] = []
     if filters.is_of_ended:
         found = ended.find(filters)
-        count, more = len(found.requests), found.total - found.looked
-        ids = [each.id for each in found.requests[first : first + PAGE]]
+        ids, more = [each.id for each in found.requests], found.total - found.looked
     else:
         wholes = [each for each in census.wholes() if filters.fits(each.status)]
         wholes.sort(key=lambda each: _SORTS[filters.sort](each.status))
-        count, more = len(wholes), census.unread
-        wholes = wholes[first : first + PAGE]
-        ids = [each.status.id for each in wholes]
+        ids, more = [each.status.id for each in wholes], census.unread
+    count = len(ids)
+    pages = max(1, -(-count // PAGE))
+    page = min(filters.page, pages)
+    shown = slice((page - 1) * PAGE, page * PAGE)
     handlers = {known.status.handler for known in census.requests.values()}
     return {
         "t": round(time.time() * 1e3),
         "count": count,
         "unread": more,
         "age_ms": census.age_ms,
-        "page": filters.page,
-        "pages": max(1, -(-count // PAGE)),
+        "page": page,
+        "pages": pages,
         "handlers": sorted(handlers)[:200],
-        "rows": _rows_read_anew(protocol, census, ids, wholes),
+        "rows": _rows_read_anew(protocol, census, ids[shown], wholes[shown]),
     }
 
 

@@ -114,7 +114,7 @@ class RunFolder:
             yield
             return
         with home.home_locked():
-            home.remove_expired()
+            home.remove_expired(but=self.plan.id if self.is_retry else "")
             if not self.is_resumed:
                 self._choose(home.stored_runs())
             lock = self._take()

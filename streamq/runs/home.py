@@ -209,13 +209,15 @@ def _last_stored_plan(*, is_retry: bool) -> Plan:
     raise InvalidValue(_no_such_run(is_retry))
 
 
-def remove_expired() -> None:
+def remove_expired(but: str = "") -> None:
     """Remove finished runs that need not be kept any longer, unless they are being retried.
 
-    Folders without a plan go, too: their runs were killed while they began or were removed. The
-    caller holds the lock of the home, so no run begins meanwhile.
+    ``but``: the id of a run that is about to be retried, however old it is. Folders without a plan
+    go, too: their runs were killed while they began or were removed. The caller holds the lock of
+    the home, so no run begins meanwhile.
     """
-    expired = [run.id for run in stored_runs() if run.finished and run.finished.is_expired]
+    finished = [run for run in stored_runs() if run.finished and run.id != but]
+    expired = [run.id for run in finished if run.finished and run.finished.is_expired]
     rests = [each.name for each in HOME.glob("*") if each.is_dir() and not (each / _PLAN).exists()]
     for run_id in (*expired, *rests):
         with suppress(InvalidValue, OSError):

@@ -8,6 +8,7 @@ The server then has references, leases and counts only.
 import os
 import stat
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +21,8 @@ from streamq.runs.plan import Plan
 
 #: Formats of input whose parts are the same bytes in the file and in the server.
 _FORMATS = ("lines", "jsonl", "csv", *TABLE_FORMATS)
+#: More links in a row lead nowhere (Linux: 40).
+_MOST_LINKS = 40
 
 
 def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
@@ -43,9 +46,22 @@ def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
     return msgspec.structs.replace(plan, policy=policy, spools=True)
 
 
+def _is_name_of_descriptor(name: str) -> bool:
+    """Return whether a name means another file in each process, as /dev/stdin does."""
+    path = Path(name)
+    for _ in range(_MOST_LINKS):
+        path = path.parent.resolve() / path.name
+        if path.is_relative_to("/proc") or path.is_relative_to("/dev/fd"):
+            return True
+        if not path.is_symlink():
+            return False
+        path = path.parent / path.readlink()
+    return True
+
+
 def _is_plain_local_input(name: str) -> bool:
     """Return whether a file is a regular one with bytes that are read as they are."""
-    if name == STDIN or is_remote(name):
+    if name == STDIN or is_remote(name) or _is_name_of_descriptor(name):
         return False
     try:
         state = os.stat(name)  # noqa: PTH116  names are no paths yet

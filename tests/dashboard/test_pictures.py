@@ -1,8 +1,11 @@
 """The census of a queue, reasons, notices, tables, and the map, from a real server."""
 
 import secrets
+import time
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
@@ -17,6 +20,7 @@ from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
 from tests.support.by_hand import CAN_RUN
 from tests.support.simulated import Worker
+from tests.support.waiting import wait_until
 
 
 def odd_fails(part: Part) -> bytes:
@@ -144,6 +148,7 @@ class TestTables:
     def test_filters_and_order(self, client: Client, protocol: Protocol, queue: str) -> None:
         word = secrets.token_hex(4)
         first = submit(client, queue, 3, id=f"{word}-a", level=10)
+        wait_until(lambda: time.time() * 1e3 > first.status().created_ms + 1, 20)
         second = submit(client, queue, 9, id=f"{word}-b", handler="other")
         second.pause()
         assert self.page(protocol, queue, "") == [second.id, first.id]
@@ -152,7 +157,8 @@ class TestTables:
         assert self.page(protocol, queue, "handler=h") == [first.id]
         assert self.page(protocol, queue, "level=10") == [first.id]
         assert self.page(protocol, queue, f"prefix={word}-b") == [second.id]
-        assert self.page(protocol, queue, "page=2") == []
+        # There is no such page any more, or never was: the last one is shown.
+        assert sorted(self.page(protocol, queue, "page=99")) == sorted([first.id, second.id])
         first.cancel()
         assert self.page(protocol, queue, "state=cancelled") == [first.id]
         assert self.page(protocol, queue, "state=done") == []
@@ -180,6 +186,7 @@ class TestTables:
         whole = {each.status.id: each.status for each in census.wholes()}
         assert whole.keys() == {request.id, plain.id}
         assert whole[request.id].parts.waiting == 3 + 3
+        assert whole[request.id].limit == 2 * request.status().limit
 
     def test_flow_that_grows_is_foreseen(self) -> None:
         def stage(total: int, done: int, failed: int = 0, waiting: int = 1, limit: int = 4) -> Any:
@@ -203,6 +210,31 @@ class TestTables:
 
 class TestManyRequests:
     """What a page tells is bounded, whatever the queue holds."""
+
+    def test_look_reads_two_pages_once_all_were_read(
+        self, client: Client, protocol: Protocol, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("streamq.dashboard.census.PAGE", 10)
+        requests = [submit(client, queue, 1) for _ in range(35)]
+        census = Census(protocol, queue)
+        census.look()
+        while census.unread:
+            census._looked_at = 1.0
+            census.look()
+        read: list[str] = []
+        told = glances.glance_at_rows
+
+        def rows_told(protocol: Protocol, ids: list[str], now_ms: int) -> Any:
+            read.extend(ids)
+            return told(protocol, ids, now_ms)
+
+        monkeypatch.setattr("streamq.protocol.glances.glance_at_rows", rows_told)
+        for _ in range(2):
+            census._looked_at = 1.0
+            census.look()
+        # Those that were read longest ago come first: two looks read each of them.
+        assert len(read) == 40
+        assert set(read) == {each.id for each in requests}
 
     def test_health_tells_the_first_of_what_is_alike(
         self, client: Client, protocol: Protocol, queue: str

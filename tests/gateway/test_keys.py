@@ -14,6 +14,7 @@ from streamq.gateway.access import Access, FailedLogins, Visit
 from streamq.gateway.keys import Keys
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import KEY_ROLES, LOCAL, Role
+from streamq.gateway.routes import ROUTES
 from tests.support.command import run
 
 HERE = {"host": "127.0.0.1:8470"}
@@ -266,3 +267,51 @@ def test_bad_key_command(words: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "k"
     assert run("serve", "key", *words, "--keys", str(file)).returncode == 2
     assert not file.exists()
+
+
+def test_roles_of_the_routes_are_these() -> None:
+    # A route that is for more people than it was shows here, and has to be meant.
+    by_role: dict[Role, set[str]] = {}
+    for route in ROUTES:
+        by_role.setdefault(route.role, set()).add(route.name)
+    assert by_role == {
+        Role.ANYBODY: {"healthz", "livez", "log_in", "readyz"},
+        Role.READER: {
+            "changes",
+            "errors",
+            "failures",
+            "log_out",
+            "me",
+            "openapi_json",
+            "proto",
+            "queues",
+            "requests",
+            "status",
+            "uploaded",
+            "version",
+            "wait",
+            "whoami",
+        },
+        Role.WORKER: {"beat", "leave", "report", "take"},
+        Role.LOADER: {
+            "append",
+            "commit",
+            "results",
+            "seal",
+            "share",
+            "submit",
+            "upload",
+            "upload_rest",
+        },
+        Role.OPERATOR: {
+            "cancel",
+            "change",
+            "pause",
+            "payload",
+            "purge",
+            "release",
+            "resume",
+            "retry",
+            "retry_some",
+        },
+    }

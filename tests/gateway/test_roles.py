@@ -251,3 +251,29 @@ def certificates(folder: Path, *names: str) -> None:
         openssl("req", "-x509", *key, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", f"/CN={name}",
                 "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE",
                 "-keyout", f"{name}.key", "-out", f"{name}.crt")  # fmt: skip
+
+
+def test_payloads_and_tracebacks_are_for_operators(serve: Serve, file: Path) -> None:
+    texts = {role: keys.add_key(file, role.value, role) for role in KEY_ROLES}
+    gate = serve("--keys", str(file))
+    gate.headers = bearer(texts[Role.OPERATOR])
+    request_id = gate.submit(["secret"], retries=0)
+    granted = gate.take().json
+    failed = {"part": 1, "kind": "abandon", "error": "E", "traceback": "deep inside"}
+    gate.post("/v1/report", {"ticket": granted["ticket"], "failed": [failed]})
+    path = f"/v1/requests/{request_id}"
+    for role in KEY_ROLES:
+        gate.headers = bearer(texts[role])
+        is_operator = role is Role.OPERATOR
+        shown = gate.get(f"{path}/payload?part=1")
+        assert (shown.status, "secret" in shown.text) == (
+            (200, True) if is_operator else (403, False)
+        )
+        for route in (f"{path}/failures", f"{path}/errors", f"{path}/report.html"):
+            told = gate.get(route)
+            assert told.status == 200, (role, route)
+            sees = is_operator and not route.endswith("html")
+            assert ("deep inside" in told.text) == sees, (role, route)
+        live = gate.get(f"/v1/live?once&topic=f:{request_id}")
+        assert '"samples":[{' in live.text
+        assert "deep inside" not in live.text

@@ -315,24 +315,37 @@ class TestKept:
         assert "--retry-failed" not in done.stderr
         assert not (folder / ".streamq").exists()
 
+    @staticmethod
+    def expire(folder: Path) -> Path:
+        """Let the time be over for which the run is kept. Returns the note that says so."""
+        note = folder / ".streamq" / run_left_in(folder) / "finished.json"
+        old = msgspec.json.decode(note.read_bytes(), type=Finished)
+        new = msgspec.structs.replace(old, until_s=time.time() - 1)
+        note.write_bytes(msgspec.json.encode(new))
+        return note
+
+    def test_expired_one_that_is_still_there_can_be_retried(
+        self, failed: Callable[..., Path], streamq: Streamq, folder: Path
+    ) -> None:
+        output = failed()
+        self.expire(folder)
+        (folder / "wholly").touch()
+
+        done = streamq("run", "--retry-failed")
+
+        assert (done.returncode, output.read_bytes()) == (0, whole()), done.stderr
+        assert left(folder) == ["out.txt"]
+
     def test_expired_ones_are_removed_unless_they_are_retried_now(
         self, failed: Callable[..., Path], streamq: Streamq, begin: Begin, folder: Path
     ) -> None:
         failed("--map", "seven:slow")
-        run_id = run_left_in(folder)
-        note = folder / ".streamq" / run_id / "finished.json"
-
-        def expire() -> None:
-            old = msgspec.json.decode(note.read_bytes(), type=Finished)
-            new = msgspec.structs.replace(old, until_s=time.time() - 1)
-            note.write_bytes(msgspec.json.encode(new))
-
         running = TestRefused.begin_slowly(begin, folder)
-        expire()
+        note = self.expire(folder)
         other = streamq("run", "in.txt", "--map", "job:same", "-o", "other.txt")
         assert (other.returncode, note.exists()) == (0, True)
         kill_all(running)
-        expire()
+        self.expire(folder)
         (folder / "other.txt").unlink()
 
         assert streamq("run", "in.txt", "--map", "job:same", "-o", "other.txt").returncode == 0

@@ -5,13 +5,14 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.runs.running import EMBEDDED, Begin, Streamq, descendants, wait_for_the_end_of
+from tests.runs.running import COMMAND, EMBEDDED, Begin, Streamq, descendants, wait_for_the_end_of
 from tests.support.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.commands, EMBEDDED]
@@ -147,7 +148,7 @@ def tear(path: Path, chance: random.Random) -> None:
 def test_killed_at_random_moments_with_torn_spools_it_gives_the_input_back(
     streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
 ) -> None:
-    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "3"))
+    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "2"))
     chance = random.Random(os.environ.get("STREAMQ_TEST_SEED", kills))
     output, torn = tmp_path / "out.txt", 0
     marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
@@ -325,6 +326,23 @@ def test_records_that_changed_while_the_run_went_on_fail_and_say_so(
     told = (tmp_path / "out.errors.jsonl").read_text()
     assert running.returncode == 1
     assert "in.txt has changed since it was loaded" in told
+
+
+@pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0", "link"])
+def test_a_name_that_means_another_file_in_each_process_is_read_by_the_loader(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "link").symlink_to("/dev/stdin")
+    command = [*COMMAND, "run", name, "--map", "held.py:slow", "-o", "out.txt", "-p", "1"]
+    own = {key: value for key, value in os.environ.items() if not key.endswith("_URL")}
+
+    with source.open("rb") as given:
+        done = subprocess.run(
+            command, stdin=given, cwd=tmp_path, env=own, capture_output=True, check=False
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
 @pytest.mark.long

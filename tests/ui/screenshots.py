@@ -91,7 +91,7 @@ def _submit(url: str) -> None:
 
     with closing(Client(url)) as client:
         client.submit(list(range(1, 200)), handler="clean", id="monday")
-        client.submit(list(range(1, 240_001)), handler="clean", id="nightly", limit=5, level=40)
+        client.submit(list(range(1, 480_001)), handler="clean", id="nightly", limit=5, level=40)
         client.submit(
             list(range(20_000)), handler="ask", id="crawl", limit=8, labels={"user": "62"}
         )
@@ -160,7 +160,7 @@ def _guarded(browser: Any, url: str, folder: Path) -> None:
     try:
         _sizes(browser, guarded.url, "asks for a key", folder, "login")
         as_alice = {"Authorization": f"Bearer {key}"}
-        shared = guarded.call("POST", "/v1/requests/nightly/share", {}, headers=as_alice)
+        shared = guarded.call("POST", "/v1/requests/crawl/share", {}, headers=as_alice)
         _sizes(browser, guarded.url + shared.json["path"], "Why not faster", folder, "shared")
     finally:
         guarded.end()

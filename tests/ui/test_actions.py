@@ -170,6 +170,8 @@ def test_several_requests_are_paused_and_cancelled(
         page.get_by_label(f"choose {each.id}").check()
     page.get_by_role("button", name="pause").click()
     wait_until(lambda: [r.status().paused for r in requests] == [True, True, False], 20)
+    # What was done is chosen no more.
+    page.get_by_text("requests chosen").wait_for(state="detached")
     for each in requests[:2]:
         page.get_by_label(f"choose {each.id}").check()
     page.get_by_role("button", name="cancel…").click()

@@ -84,7 +84,7 @@ app.draw = () => {
 	const box = root.querySelector('dialog');
 	if (box && !box.open) box.showModal();
 };
-// Keys: g and a letter go to a page, / searches, j and k move in a table, ? tells.
+// Keys: ? tells them.
 let pending = 0;
 document.addEventListener('keydown', event => {
 	if (report || event.target.matches?.('input, select, textarea') || event.ctrlKey || event.metaKey || event.altKey || app.dialog) return;

@@ -1,4 +1,4 @@
-// Charts of our own: lines with a band, the map of the input, the timeline.
+// Charts: lines with a band, the map of the input, the timeline.
 import {html, svg, nothing} from './lit-html.js';
 import {num, short, clock, here} from './core.js';
 
@@ -21,8 +21,8 @@ function area(points, x, y) {
 }
 // series: [{name, kind: 1..4, points: [[t, v]], fill}]; band: [[t, low, high]]
 export function lines({series, band, until, marks = [], say = short, title, small}) {
-	// A narrow chart has fewer units, so that its words stay readable.
-	const [W, H] = small || innerWidth < 768 ? [360, 150] : [640, 176];
+	// A narrow chart has fewer units, a huge one more: so its words stay readable.
+	const [W, H] = (small || innerWidth < 768 ? [360, 150] : [640, 176]).map(n => n * Math.max(1, innerWidth / 2600));
 	const all = series.flatMap(each => each.points);
 	if (all.length < 3) return html`<div class="charthold"><svg class="chart" viewBox="0 0 ${W} ${H}" aria-hidden="true"><line class="gridline" x1=${LEFT} x2=${W - RIGHT} y1=${H - BOTTOM} y2=${H - BOTTOM}></line></svg><div class="early">a curve appears while this page watches</div></div>`;
 	const first = Math.min(...all.map(p => p[0])), last = Math.max(until || 0, ...all.map(p => p[0]));

@@ -1,4 +1,4 @@
-// What all pages share.
+// Shared by all pages.
 import {html, nothing} from './lit-html.js';
 
 export const enc = encodeURIComponent;
