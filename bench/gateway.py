@@ -296,7 +296,7 @@ def call_grpc(port: int, goes_on: Callable[[], bool]) -> int:
         calls = 0
         while goes_on():
             done = [pb.Result(part=part.number) for part in granted.parts]
-            report = pb.ReportMessage(ticket=granted.ticket, done=done, next=pb.Ask(most=1))
+            report = pb.ReportMessage(ticket=granted.ticket, done=done, next=pb.Ask(who=hello))
             says.put(pb.FromWorker(seq=calls + 2, report=report))
             granted, calls = next(hears).grant, calls + 1
         says.put(pb.FromWorker(seq=calls + 2, bye=pb.Bye()))

@@ -13,6 +13,7 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.records import outputs
+from streamq.records.names import expand_file_names
 from streamq.records.remote import is_remote
 from streamq.runs.folder import Beginning, RunFolder, beginning_of_run
 from streamq.runs.home import load_plan
@@ -241,10 +242,23 @@ class RunOptions(msgspec.Struct, kw_only=True):
         """Return the run that is gone on with or retried.
 
         Raises:
-            InvalidValue: there is no such run in this folder.
+            InvalidValue: there is no such run in this folder, or another job is typed beside it.
         """
         what = "--retry-failed" if self.retry else "--resume"
-        return load_plan(self.stored, what, is_retry=bool(self.retry))
+        plan = load_plan(self.stored, what, is_retry=bool(self.retry))
+        typed = {
+            "FILE": self.files and not _are_inputs_of(plan, self.files),
+            "--map": self.target and self.target != plan.target,
+            "--flow": self.flow and self.flow != plan.target,
+            "--exec": self.argv and self.argv != plan.argv,
+            "-o": self.output and _place_of(self.output) != plan.output,
+        }
+        if others := [name for name, is_other in typed.items() if is_other]:
+            raise InvalidValue(
+                f"run {plan.id} was begun with another {' and another '.join(others)}: "
+                f"give {what} {plan.id} alone, or leave {what} out"
+            )
+        return plan
 
     def plan(self, request: RequestOptions) -> Plan:
         """Return a new run as the options describe it.
@@ -342,6 +356,12 @@ def _resume_hinted(folder: RunFolder) -> Generator[None]:
                 f"stopped{resume_hint(folder.plan, is_kept=True, is_retry=folder.is_retry)}"
             )
         raise
+
+
+def _are_inputs_of(plan: Plan, files: list[str]) -> bool:
+    """Return whether these are the files of a run, however they are named."""
+    typed, begun = expand_file_names(files), plan.policy.spec.files
+    return [Path(each).absolute() for each in typed] == [Path(each).absolute() for each in begun]
 
 
 def _place_of(output: str) -> str:

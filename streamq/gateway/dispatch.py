@@ -37,7 +37,7 @@ LINGER_S = 60.0
 #: The most lines of a gateway: each has a thread and a connection.
 MOST_LINES = 64
 #: Calls of one key wait in so many lines at most.
-MOST_LINES_OF_KEY = 16
+MOST_LINES_OF_KEY = 32
 #: How long a line rests after an error of the server, before it takes again.
 REST_S = 0.5
 #: How long requests are left to other hosts whose parts are in files that the gateway cannot read.

@@ -96,8 +96,8 @@ class LeaseKeeper:
         self.handlers: list[str] = []
         #: Returns what is known of the handlers, for loaders that size parts.
         self.paces: Callable[[], dict[str, HandlerPace]] = dict
-        #: Returns what was done for each handler; and the latest spans of slots, so many at most,
-        #: and how many are left out. Both are for those who look at the dashboard.
+        #: Return the work done for each handler; and the latest spans of slots up to a number, with
+        #: how many are left out. Both are for those who look at the dashboard.
         self.tallies: Callable[[], dict[str, Tally]] = dict
         self.spans: Callable[[int], tuple[list[Span], int]] = lambda _: ([], 0)
         #: How many spans a second are to be told; 0: nobody looks.

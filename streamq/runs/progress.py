@@ -15,8 +15,9 @@ from streamq.records.splitting import Cursor
 from streamq.runs.plan import Plan
 from streamq.worker.pool import Pool
 
-#: The rate is taken over the last 10 seconds, or so long that in 10 readings more was finished than
-#: before; over an hour at most, with 4 readings a second.
+#: The rate is measured over the last 10 seconds, or over as long as it takes until 10 readings
+#: showed more finished records than the one before them. With 4 readings a second it is at most an
+#: hour.
 _LATELY_S = 10.0
 _STEPS = 10
 _READINGS = 4 * 3_600

@@ -17,7 +17,7 @@ _Run = PartDone | PartNotDone
 
 #: What the records of a part came to is kept this often. Parts that are sized by time are shorter.
 KEEP_EVERY_S = 0.5
-#: And not again before so many times the time that it took.
+#: Keeping outcomes takes place again only after this many times as long as it took.
 KEEP_SHARE = 50
 
 

@@ -370,6 +370,24 @@ class TestFresh:
 
 
 class TestResume:
+    def test_run_that_is_named_is_not_given_another_job(
+        self, killed: Callable[..., Path], streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        """What it would not do may not be typed beside it, and what it does may."""
+        output = killed()
+        run_id = run_left_in(tmp_path)
+        (tmp_path / "other.txt").write_text("line\n")
+        wrong = streamq("run", "other.txt", "--map", "job:same", "-o", "other.out", "--resume")
+        right = streamq("run", "in.txt", "--map", "job:slow", "-o", "out.txt", "--resume")
+
+        assert wrong.returncode == 2
+        assert (
+            f"run {run_id} was begun with another FILE and another --map and another -o"
+            in wrong.stderr
+        )
+        assert not (tmp_path / "other.out").exists()
+        assert (right.returncode, output.read_bytes()) == (0, source.read_bytes()), right.stderr
+
     def test_alone_it_takes_the_last(
         self,
         killed: Callable[..., Path],

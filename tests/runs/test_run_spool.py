@@ -148,7 +148,7 @@ def tear(path: Path, chance: random.Random) -> None:
 def test_killed_at_random_moments_with_torn_spools_it_gives_the_input_back(
     streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
 ) -> None:
-    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "3"))
+    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "2"))
     chance = random.Random(os.environ.get("STREAMQ_TEST_SEED", kills))
     output, torn = tmp_path / "out.txt", 0
     marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
