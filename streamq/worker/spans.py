@@ -1,8 +1,8 @@
 """What the slots of a process did lately, in memory that its parent sees too.
 
 A span is one lease: its slot, its request, from when to when, and what became of its parts. A slot
-writes a span when its lease is over, into a ring of its own; that costs about a microsecond for
-each lease. The parent reads the rings only while somebody looks at the timeline of the dashboard.
+writes a span when its lease is over, into a ring of its own; bench/dashboard.py measures how long
+that takes. The parent reads the rings only while somebody looks at the timeline of the dashboard.
 """
 
 import struct

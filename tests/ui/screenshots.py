@@ -26,7 +26,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 QUEUE = "default"
 #: Name of the picture, path of the page, text to wait for, width, height, scheme.
 DOCS = (
-    ("dashboard-overview", "/", "Needs attention", 1360, 1000, "light"),
+    ("dashboard-overview", "/", "Needs attention", 1360, 1150, "light"),
     ("dashboard-request", "/r/nightly", "Why not faster", 1360, 1120, "light"),
     ("dashboard-timeline", f"/q/{QUEUE}/timeline", "lease", 1360, 520, "dark"),
     ("dashboard-flow", "/r/shop-7", "Stages of", 1360, 900, "light"),
@@ -111,7 +111,8 @@ def take(
         page.goto(f"{gate.url}{path}")
         if text:
             page.wait_for_function("text => document.body.innerText.includes(text)", arg=text)
-        page.wait_for_timeout(9_000 if "timeline" in path else 2_500)
+        # Curves and the timeline need a while until there is something to see.
+        page.wait_for_timeout(9_000 if "timeline" in path or path == "/" else 2_500)
         page.screenshot(path=str(file))
     finally:
         context.close()
