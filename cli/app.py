@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .exits import guarded_command
-from .help_text import Command, Group
+from .help_text import CommandWithHelp, GroupWithHelp
 from .shared_options import ConfigOption, InsecureOption, PrefixOption, UrlOption
 
 #: Each command: its panel in the help, and its summary. Its module has the command's name.
@@ -91,7 +91,7 @@ def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> type
     """
     app = typer.Typer(
         name="streamq",
-        cls=Group,
+        cls=GroupWithHelp,
         help="Put a huge input through your function, on a shared fleet, and lose nothing.",
         no_args_is_help=True,
         add_completion=False,
@@ -107,9 +107,11 @@ def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> type
         options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
         options["help"], options["epilog"] = _command_help(command)
         if name in GROUPS and name in wanted:
-            app.add_typer(_command_group(name), name=name, cls=Group, callback=command, **options)
+            app.add_typer(
+                _command_group(name), name=name, cls=GroupWithHelp, callback=command, **options
+            )
         else:
-            app.command(name, cls=Command, **options)(command)
+            app.command(name, cls=CommandWithHelp, **options)(command)
     return app
 
 
@@ -129,7 +131,9 @@ def _command_group(name: str) -> typer.Typer:
         command = _load_command(name, second)
         summary = (command.__doc__ or "").partition("\n")[0]
         says, example = _command_help(command)
-        group.command(second, cls=Command, short_help=summary, help=says, epilog=example)(command)
+        group.command(second, cls=CommandWithHelp, short_help=summary, help=says, epilog=example)(
+            command
+        )
     return group
 
 

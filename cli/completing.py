@@ -76,7 +76,7 @@ class _Completion:
 
     def _values(self, option: str, value: str) -> Iterator[str]:
         if option in ("--resume", "--retry-failed"):
-            yield from _stored_runs(is_finished=option == "--retry-failed")
+            yield from _runs_to_complete(is_finished=option == "--retry-failed")
         elif option == "--handler":
             yield from self._handlers()
         elif option in _QUEUE:
@@ -92,7 +92,7 @@ class _Completion:
         return ""
 
     def _ids(self) -> Iterator[str]:
-        yield from _stored_runs(is_finished=None)
+        yield from _runs_to_complete(is_finished=None)
         for key in ("open", "closed"):
             answer = self._ask("ZREVRANGE", self._key(key), "0", str(_MOST - 1))
             yield from answer if isinstance(answer, list) else ()
@@ -132,7 +132,7 @@ class _Completion:
         return f"{self._prefix}:{{q:{queue}}}:{name}"
 
 
-def _stored_runs(*, is_finished: bool | None) -> Iterator[str]:
+def _runs_to_complete(*, is_finished: bool | None) -> Iterator[str]:
     """Yield the ids of runs in this folder, the last first; None: of all runs."""
     plans = []
     for plan in Path(".streamq").glob("*/plan.json"):

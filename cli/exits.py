@@ -77,7 +77,7 @@ def guarded_command(command: Callable[..., Any]) -> Callable[..., Any]:
             render.error(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt as error:
-            raise typer.Exit(signals.exit_code(error)) from None
+            raise typer.Exit(signals.exit_code_of_signal(error)) from None
 
     signature = inspect.signature(command)
     if "url" in signature.parameters:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DEFAULT_QUEUE = "default"
 
 
-class Place(NamedTuple):
+class FoundPlace(NamedTuple):
     """A server, and what a command means there."""
 
     url: str | None
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 def places_of_requests(
     ids: Iterable[str], url: str | None, prefix: str | None, *, steers: bool = False
-) -> list[Place]:
+) -> list[FoundPlace]:
     """Return where the requests are: all on the server that is named, or each on its run's own.
 
     Without ids, it is the run that goes on in this folder. ``steers``: the command changes the
@@ -46,13 +46,13 @@ def places_of_requests(
     """
     wanted = tuple(dict.fromkeys(ids))
     if is_server_named(url):
-        return [Place(url, prefix, wanted or (_one_live_run("", steers=steers).id,))]
+        return [FoundPlace(url, prefix, wanted or (_one_live_run("", steers=steers).id,))]
     return [_place_of_run(_one_live_run(each, steers=steers), prefix) for each in wanted or ("",)]
 
 
 def place_of_request(
     request_id: str | None, url: str | None, prefix: str | None, *, queue: str = _DEFAULT_QUEUE
-) -> Place:
+) -> FoundPlace:
     """Return where a request is, or the run of this folder if no id is given.
 
     Raises:
@@ -63,7 +63,7 @@ def place_of_request(
     return place._replace(queue=place.queue if queue == _DEFAULT_QUEUE else queue)
 
 
-def place_of_queue(url: str | None, prefix: str | None, queue: str) -> Place:
+def place_of_queue(url: str | None, prefix: str | None, queue: str) -> FoundPlace:
     """Return the server whose queue is looked at: the one that is named, or a run's.
 
     Raises:
@@ -71,7 +71,7 @@ def place_of_queue(url: str | None, prefix: str | None, queue: str) -> Place:
         InvalidValue: as ``places_of``.
     """
     if is_server_named(url):
-        return Place(url, prefix, queue=queue)
+        return FoundPlace(url, prefix, queue=queue)
     return place_of_request(None, url, prefix, queue=queue)
 
 
@@ -83,7 +83,7 @@ def found_requests(
     *,
     is_patient: bool = True,
     steers: bool = False,
-) -> "Generator[list[tuple[Request, Place]]]":
+) -> "Generator[list[tuple[Request, FoundPlace]]]":
     """Give requests, with where they are; each is connected to its server for the block.
 
     Raises:
@@ -142,13 +142,13 @@ def _tell_of_several_runs(runs: Sequence[FoundRun], *, steers: bool) -> None:
     render.note(f"this is run {runs[0].id}, the newest of {len(runs)} that go on in this folder")
 
 
-def _place_of_run(run: FoundRun, prefix: str | None) -> Place:
+def _place_of_run(run: FoundRun, prefix: str | None) -> FoundPlace:
     if not run.url:
         raise InvalidValue(
             f"run {run.id} works on a server that was named with --url or a variable: "
             "name it for this command, too"
         )
-    return Place(run.url, prefix or run.prefix, (run.id,), run.queue, run)
+    return FoundPlace(run.url, prefix or run.prefix, (run.id,), run.queue, run)
 
 
 def steer_each_request(
@@ -175,7 +175,7 @@ def steer_each_request(
         for request, _ in requests:
             try:
                 with naming_request(request.id):
-                    before = _status_of_place(request) if noted else None
+                    before = _status_of_found_place(request) if noted else None
                     says, values = act(request)
                 if noted and before:
                     change = Change(who=user_who_changes(), what=noted(before), request=request.id)
@@ -193,7 +193,7 @@ def steer_each_request(
         raise typer.Exit(max(codes))
 
 
-def _status_of_place(request: "Request") -> "Status | None":
+def _status_of_found_place(request: "Request") -> "Status | None":
     """Return where a request stands; None where that cannot be told: it may be damaged."""
     with suppress(ProtocolError):
         return request.status()

@@ -17,7 +17,7 @@ _COLUMN = 30
 _WIDEST = 100
 
 
-class Command(TyperCommand):
+class CommandWithHelp(TyperCommand):
     """A command whose help is in panels."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -25,7 +25,7 @@ class Command(TyperCommand):
         formatter.write(_help_in_words(self, ctx))
 
 
-class Group(TyperGroup):
+class GroupWithHelp(TyperGroup):
     """A command with commands of its own, which its help lists."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -33,13 +33,15 @@ class Group(TyperGroup):
         formatter.write(_help_in_words(self, ctx))
 
 
-def names_of_parameter(option: Any) -> str:
+def help_names_of_parameter(option: Any) -> str:
     """Return the names of an option and its value: ``-o, --output FILE``."""
-    names = sorted([*option.opts, *filter(str.strip, option.secondary_opts)], key=_leading_dashes)
-    return ", ".join(names) + (f" {value}" if (value := value_of_parameter(option)) else "")
+    names = sorted(
+        [*option.opts, *filter(str.strip, option.secondary_opts)], key=_help_leading_dashes
+    )
+    return ", ".join(names) + (f" {value}" if (value := help_value_of_parameter(option)) else "")
 
 
-def value_of_parameter(option: Any) -> str:
+def help_value_of_parameter(option: Any) -> str:
     """Return what stands for the value of an option; "" for one without."""
     if option.metavar or option.is_flag:
         return option.metavar or ""
@@ -49,7 +51,7 @@ def value_of_parameter(option: Any) -> str:
     return "N" if option.type.name.startswith("int") else "TEXT"
 
 
-def default_of_parameter(option: Any) -> str:
+def help_default_of_parameter(option: Any) -> str:
     """Return the default of an option, as it is typed or in words; "" if there is none to tell."""
     if isinstance(option.show_default, str):
         return option.show_default
@@ -64,7 +66,7 @@ def default_of_parameter(option: Any) -> str:
     return ", ".join(str(each.value if isinstance(each, Enum) else each) for each in values)
 
 
-def panels_of_command(params: Iterable[Any]) -> dict[str, list[Any]]:
+def help_panels_of_command(params: Iterable[Any]) -> dict[str, list[Any]]:
     """Return options and arguments by panel, in the order of the panels."""
     found: dict[str, list[Any]] = {}
     for each in params:
@@ -74,17 +76,17 @@ def panels_of_command(params: Iterable[Any]) -> dict[str, list[Any]]:
     return {panel: found[panel] for panel in panels.ORDER if panel in found}
 
 
-def argument_name(argument: Any) -> str:
+def help_name_of_argument(argument: Any) -> str:
     """Return an argument as the usage shows it: ``ID``, ``[ID]`` or ``FILE...``."""
     name = str(argument.metavar or argument.name.upper()).strip("[]")
     name += "..." if argument.nargs == -1 and not name.endswith("...") else ""
     return name if argument.required else f"[{name}]"
 
 
-def usage_of_command(command: Any) -> str:
+def help_usage_of_command(command: Any) -> str:
     """Return what may follow the command's words."""
     arguments = [
-        argument_name(each) for each in command.params if each.param_type_name == "argument"
+        help_name_of_argument(each) for each in command.params if each.param_type_name == "argument"
     ]
     seconds = ["COMMAND ..."] if getattr(command, "commands", None) else []
     return " ".join(["[OPTIONS]", *arguments, *seconds])
@@ -92,13 +94,13 @@ def usage_of_command(command: Any) -> str:
 
 def _help_in_words(command: Any, ctx: typer.Context) -> str:
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    lines = [f"Usage: {ctx.command_path} {usage_of_command(command)}", ""]
+    lines = [f"Usage: {ctx.command_path} {help_usage_of_command(command)}", ""]
     for paragraph in (command.help or "").split("\n\n"):
         lines += [*textwrap.wrap(paragraph, width, break_on_hyphens=False), ""]
     if command.epilog:
         lines += [render.heading("Example:"), f"  {command.epilog}", ""]
-    params = panels_of_command(command.get_params(ctx))
-    named = {name: [_row_of_parameter(each) for each in some] for name, some in params.items()}
+    params = help_panels_of_command(command.get_params(ctx))
+    named = {name: [_help_row_of_parameter(each) for each in some] for name, some in params.items()}
     listed: dict[str, list[tuple[str, str]]] = {}
     for name, each in getattr(command, "commands", {}).items():
         panel = each.rich_help_panel if isinstance(each.rich_help_panel, str) else "Commands"
@@ -108,13 +110,13 @@ def _help_in_words(command: Any, ctx: typer.Context) -> str:
     return "\n".join(lines[:-1])
 
 
-def _row_of_parameter(param: Any) -> tuple[str, str]:
+def _help_row_of_parameter(param: Any) -> tuple[str, str]:
     """Return a parameter, and what it does with its default and its variable."""
     if param.param_type_name == "argument":
-        return argument_name(param).strip("[]"), param.help or ""
-    names = names_of_parameter(param)
+        return help_name_of_argument(param).strip("[]"), param.help or ""
+    names = help_names_of_parameter(param)
     more = []
-    if default := default_of_parameter(param):
+    if default := help_default_of_parameter(param):
         more.append(f"default: {default}")
     if param.envvar:
         more.append(f"variable {param.envvar}")
@@ -136,5 +138,5 @@ def _help_columns(rows: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
         yield from (f"{'':<{column}}{line}" for line in wrapped)
 
 
-def _leading_dashes(name: str) -> int:
+def _help_leading_dashes(name: str) -> int:
     return 2 if name.startswith("--") else 1

@@ -14,7 +14,7 @@ _SHOW_EVERY_S = 10.0
 _BAR = 20
 
 
-class Display:
+class ProgressDisplay:
     """Shows progress on stderr."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
@@ -57,7 +57,7 @@ def progress_in_words(progress: Progress) -> str:
         _progress_of_stages(progress.stages)
         if progress.stages
         else f"{records.done + records.failed:,}{_progress_of_all(progress)} records",
-        *(f" · {each}" for each in _pace(progress)),
+        *(f" · {each}" for each in _progress_pace(progress)),
         f" · {progress.busy}/{progress.slots} busy",
         f" · {progress.retried:,} retried" if progress.retried else "",
         f" · {failed:,} failed" if failed else "",
@@ -65,7 +65,7 @@ def progress_in_words(progress: Progress) -> str:
     return "".join(told)
 
 
-def _pace(progress: Progress) -> list[str]:
+def _progress_pace(progress: Progress) -> list[str]:
     """Return the rate and the time left; of a run that waits for its user, what it waits for."""
     status, records = progress.status, progress.status.records
     if status.paused:

@@ -21,9 +21,9 @@ from streamq.runs.run import Run, carry_out
 from streamq.telemetry.logs import harmless_log_text
 
 from . import render
-from .commands.errors import where
+from .commands.errors import error_place
 from .exits import exit_code
-from .progress import Display
+from .progress import ProgressDisplay
 from .resuming import resume_command, resume_hint
 
 #: A rate is shown for runs of at least this many seconds, or this many records.
@@ -51,7 +51,9 @@ class RunReport:
 
     def work(self, run: Run, *, force: bool) -> Status:
         """Carry the run out. After an error, tell how to resume it and exit."""
-        show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
+        show = ProgressDisplay(
+            is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout)
+        )
         try:
             return carry_out(run, self._folder, show, force=force)
         except AppLoadError as error:
@@ -78,21 +80,21 @@ class RunReport:
         if is_json:
             self._print(status, seconds)
         if not run.is_complete:
-            own = _records_of_this_run(status)
+            own = _reported_records(status)
             done = own.done + own.failed
             hint = resume_hint(plan, is_kept=self._folder.is_kept, is_retry=self._folder.is_retry)
             render.note(f"stopped after {render.count(done, 'record')}{hint}")
             return 128 + (run.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.upload or plan.output}"
         records = status.records
-        own = _records_of_this_run(status)
+        own = _reported_records(status)
         finished = own.done + own.failed
         # The rate of a moment says nothing: most of it is the start.
         is_long = seconds >= _RATE_FROM_S or finished >= _RATE_FROM
         rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished and is_long else ""
         render.note(
             f"{status.state} in {seconds:.1f} s: "
-            f"{render.count(finished, 'record')} {_parts_or_stages_of_run(status)}"
+            f"{render.count(finished, 'record')} {_reported_parts_or_stages(status)}"
             f"{render.blank_lines(run.blank_lines)}"
             f"{'' if self._folder.is_resumed else rate}{where}"
         )
@@ -101,7 +103,7 @@ class RunReport:
         if self._folder.errors_file:
             render.failures(run.failures, self._folder.errors_file)
         else:
-            _tell_first_failures(run.failures)
+            _report_first_failures(run.failures)
         if self._folder.can_retry:
             render.note(f"to run them again: {retry_command(plan.id)}")
         if problem:
@@ -122,12 +124,12 @@ class RunReport:
         )
 
 
-def _records_of_this_run(status: Status) -> RecordCounts:
+def _reported_records(status: Status) -> RecordCounts:
     """Return how many records of the input have ended; of a flow, in its first stage."""
     return status.stages[0].records if status.stages else status.records
 
 
-def _parts_or_stages_of_run(status: Status) -> str:
+def _reported_parts_or_stages(status: Status) -> str:
     failed = status.records.failed
     if status.stages:
         stages = render.count(len(status.stages), "stage")
@@ -135,10 +137,10 @@ def _parts_or_stages_of_run(status: Status) -> str:
     return f"in {render.count(status.parts.total, 'part')}, {render.failed_of(failed)}"
 
 
-def _tell_first_failures(failures: list[Failure]) -> None:
+def _report_first_failures(failures: list[Failure]) -> None:
     """Print the first failures."""
     for each in failures[:_MOST_TOLD]:
-        place = where(each) or f"part {each.part}"
+        place = error_place(each) or f"part {each.part}"
         render.note(render.clean(f"{place}: {each.error}: {each.message}"))
     if len(failures) > _MOST_TOLD:
         render.note(f"and {len(failures) - _MOST_TOLD:,} more; with -o FILE all are written")

@@ -42,7 +42,7 @@ def _option_before_or_after_command(
     return context.parent.params.get(option.name or "", value)
 
 
-def _use_config(context: typer.Context, path: str | None) -> None:
+def _use_config_option(context: typer.Context, path: str | None) -> None:
     """Take defaults of options from the files with settings. Runs also without ``--config``.
 
     The option sets its variable, for this process and for those that it starts.
@@ -64,7 +64,7 @@ def _use_config(context: typer.Context, path: str | None) -> None:
     }
 
 
-def _be_insecure(is_said: bool | None) -> None:
+def _use_insecure_option(is_said: bool | None) -> None:
     if is_said:
         os.environ["STREAMQ_INSECURE"] = "1"
 
@@ -75,7 +75,7 @@ ConfigOption = Annotated[
         "--config",
         metavar="FILE",
         help="Read settings from this file; else from the nearest streamq.toml or pyproject.toml.",
-        callback=_use_config,
+        callback=_use_config_option,
         is_eager=True,
         rich_help_panel=panels.SERVER,
     ),
@@ -85,7 +85,7 @@ InsecureOption = Annotated[
     typer.Option(
         "--insecure/ ",
         help="Allow a server on another machine that asks for no password.",
-        callback=_be_insecure,
+        callback=_use_insecure_option,
         rich_help_panel=panels.SERVER,
     ),
 ]
@@ -193,13 +193,13 @@ HealthPortOption = Annotated[
 ]
 
 
-def log_style(format: LogFormat) -> str:
+def shared_log_style(format: LogFormat) -> str:
     """Return the log format, with ``auto`` decided."""
     if format is LogFormat.AUTO:
         return "text" if render.is_terminal(sys.stderr) else "json"
     return format.value
 
 
-def configure_logs(level: LogLevel, format: LogFormat) -> None:
+def use_log_options(level: LogLevel, format: LogFormat) -> None:
     """Write the library's log lines of this level and above to stderr."""
-    logs.send_logs_to_stderr(level.value, log_style(format))
+    logs.send_logs_to_stderr(level.value, shared_log_style(format))

@@ -13,7 +13,7 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def exit_code(error: KeyboardInterrupt) -> int:
+def exit_code_of_signal(error: KeyboardInterrupt) -> int:
     """Return the exit code of a command that a signal cut short."""
     return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 

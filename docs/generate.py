@@ -14,7 +14,12 @@ import streamq
 from cli import panels
 from cli.app import ALONE, COMMANDS, application
 from cli.exits import EXIT_MEANINGS
-from cli.help_text import argument_name, default_of_parameter, panels_of_command, value_of_parameter
+from cli.help_text import (
+    help_default_of_parameter,
+    help_name_of_argument,
+    help_panels_of_command,
+    help_value_of_parameter,
+)
 from docs import man_pages as man
 from docs import modules_page, python_page
 from streamq.admin import acl
@@ -108,17 +113,20 @@ def _command(name: str, panel: str, command: Any) -> str:
         for each in command.params
         if each.param_type_name == "option" and each.name not in (*COMMON, "help")
     ]
-    words = " ".join(argument_name(each) for each in arguments)
+    words = " ".join(help_name_of_argument(each) for each in arguments)
     lines = [
         f"### streamq {name}\n",
         f"`streamq {name} {words}`".replace(" `", "`") + f" · {panel}\n",
     ]
     lines += [f"{paragraph}\n" for paragraph in command.help.split("\n\n")]
     lines += [f"```\n{command.epilog}\n```\n"]
-    rows = [(f"`{argument_name(each).strip('[]')}`", each.help.rstrip(".")) for each in arguments]
+    rows = [
+        (f"`{help_name_of_argument(each).strip('[]')}`", each.help.rstrip("."))
+        for each in arguments
+    ]
     if rows:
         lines.append(_table(("argument", "is"), rows))
-    for title, some in panels_of_command(options).items():
+    for title, some in help_panels_of_command(options).items():
         head = "option" if title == panels.OTHERS else f"option · {title}"
         lines.append(_table((head, "does"), (_option(each) for each in some)))
     return "\n".join(lines)
@@ -129,11 +137,11 @@ def _option(option: Any) -> tuple[str, str]:
         f"`{name}`" for name in (*option.opts, *option.secondary_opts) if name.strip()
     )
     says = (option.help or "").rstrip(".")
-    if default := default_of_parameter(option):
+    if default := help_default_of_parameter(option):
         says += f" (default {default})"
     if option.envvar:
         says += f" · `{option.envvar}`"
-    return f"{names} {value_of_parameter(option)}".strip(), says
+    return f"{names} {help_value_of_parameter(option)}".strip(), says
 
 
 def _settings() -> str:
@@ -204,10 +212,10 @@ def words() -> str:
             arguments = []
             for each in command.params:
                 if each.param_type_name == "argument":
-                    arguments.append(argument_name(each).strip("[].").removesuffix("..."))
+                    arguments.append(help_name_of_argument(each).strip("[].").removesuffix("..."))
                 else:
                     names = filter(str.strip, (*each.opts, *each.secondary_opts))
-                    options |= dict.fromkeys(names, value_of_parameter(each))
+                    options |= dict.fromkeys(names, help_value_of_parameter(each))
             table[typed] = {"arguments": arguments, "options": options | {"--help": ""}}
     return json.dumps(table, indent=1) + "\n"
 

@@ -6,11 +6,11 @@ from typing import Any
 from cli import panels
 from cli.app import ALONE
 from cli.help_text import (
-    argument_name,
-    default_of_parameter,
-    names_of_parameter,
-    panels_of_command,
-    usage_of_command,
+    help_default_of_parameter,
+    help_name_of_argument,
+    help_names_of_parameter,
+    help_panels_of_command,
+    help_usage_of_command,
 )
 
 _FOOT = """.SH SEE ALSO
@@ -45,10 +45,10 @@ def _page(words: str, command: Any, version: str) -> str:
     name = f"streamq-{words.replace(' ', '-')}"
     summary, *paragraphs = (command.help or "").split("\n\n")
     lines = [*_head(name, version, summary), ".SH SYNOPSIS", f".B streamq {words}"]
-    lines += [_text(usage_of_command(command)), ".SH DESCRIPTION", _text(summary)]
+    lines += [_text(help_usage_of_command(command)), ".SH DESCRIPTION", _text(summary)]
     for paragraph in paragraphs:
         lines += [".PP", _text(paragraph)]
-    for title, some in panels_of_command(command.params).items():
+    for title, some in help_panels_of_command(command.params).items():
         heading = "OPTIONS" if title == panels.OTHERS else title.upper()
         lines.append(f".SH {_quoted(heading)}")
         lines += [line for each in some for line in _parameter(each)]
@@ -65,11 +65,11 @@ def _head(name: str, version: str, summary: str) -> list[str]:
 def _parameter(each: Any) -> Iterator[str]:
     yield ".TP"
     if each.param_type_name == "argument":
-        yield f".I {_text(argument_name(each).strip('[]'))}"
+        yield f".I {_text(help_name_of_argument(each).strip('[]'))}"
         yield _text(each.help or "")
         return
-    yield f".B {_text(names_of_parameter(each))}"
-    more = [f"default: {default}"] if (default := default_of_parameter(each)) else []
+    yield f".B {_text(help_names_of_parameter(each))}"
+    more = [f"default: {default}"] if (default := help_default_of_parameter(each)) else []
     more += [f"variable {each.envvar}"] if each.envvar else []
     yield _text(f"{each.help or ''}{f' [{chr(59).join(more)}]' if more else ''}")
 

@@ -83,20 +83,20 @@ def acl(
         prefix=units.name(prefix or Settings.from_env().prefix, "prefix"),
         queues=tuple(chosen or ([team] if team else [])),
         team=units.team(team, "--team") if team is not None else "",
-        loading=_roles_that_load_scripts(only_janitors=only_janitors_load, readers=readers_load),
+        loading=_acl_roles_that_load_scripts(
+            only_janitors=only_janitors_load, readers=readers_load
+        ),
     )
     file = folder / FILE
     before = file.read_text("utf-8") if file.exists() else ""
     if is_keeping and not before:
         raise InvalidValue(f"--keep: there is no {file} yet")
     if scope.team:
-        _check_team(scope.team, before, file)
+        _check_acl_team(scope.team, before, file)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    passwords = {user: _password_of_file(folder / f"{user}.password") for user in scope.users}
-    _replace_private_file(
-        file, rights.acl_file_text(passwords, scope, before, is_keeping=is_keeping)
-    )
-    users = {user: _about_role(user) for user in scope.users}
+    passwords = {user: _acl_password_of_file(folder / f"{user}.password") for user in scope.users}
+    _replace_acl_file(file, rights.acl_file_text(passwords, scope, before, is_keeping=is_keeping))
+    users = {user: _acl_comment_of_role(user) for user in scope.users}
     if as_json:
         render.as_json({"file": str(file), "users": users})
         return
@@ -109,14 +109,14 @@ def acl(
         render.note(f"programs of the team need {variables}")
 
 
-def _roles_that_load_scripts(*, only_janitors: bool, readers: bool) -> tuple[str, ...]:
+def _acl_roles_that_load_scripts(*, only_janitors: bool, readers: bool) -> tuple[str, ...]:
     """Return the roles that may load scripts."""
     if only_janitors:
         return (rights.JANITOR,)
     return tuple(name for name, role in rights.ROLES.items() if readers or not role.only_looks)
 
 
-def _check_team(team: str, before: str, file: Path) -> None:
+def _check_acl_team(team: str, before: str, file: Path) -> None:
     """Make sure that the team's ids are not those of another team, and that there is an admin."""
     if not before:
         raise InvalidValue(
@@ -132,22 +132,22 @@ def _check_team(team: str, before: str, file: Path) -> None:
             )
 
 
-def _about_role(user: str) -> str:
+def _acl_comment_of_role(user: str) -> str:
     role, _ = rights.role_of(user)
     return rights.ROLES[role].says if role else rights.OTHERS[user][0]
 
 
-def _password_of_file(file: Path) -> str:
+def _acl_password_of_file(file: Path) -> str:
     """Return the password in the file; if there is no file, make one with a new password."""
     if not file.exists():
-        _replace_private_file(file, secrets.token_urlsafe(32) + "\n")
+        _replace_acl_file(file, secrets.token_urlsafe(32) + "\n")
     password = file.read_text("utf-8").strip()
     if len(password) < 16:
         raise InvalidValue(f"{file}: the password is too short: 16 characters or more")
     return password
 
 
-def _replace_private_file(file: Path, text: str) -> None:
+def _replace_acl_file(file: Path, text: str) -> None:
     """Replace a file in one step. From its first moment on only its owner can read it."""
     new = file.with_name(f".{file.name}.new")
     new.unlink(missing_ok=True)

@@ -64,7 +64,7 @@ def completion(
 
         streamq completion bash --install
     """
-    wanted = shell or _own_shell()
+    wanted = shell or _shell_to_complete_for()
     script = _SCRIPTS[wanted]
     if not is_installed:
         render.data(script.rstrip("\n"))
@@ -75,7 +75,7 @@ def completion(
     render.note(f"wrote {place}; new shells complete streamq{_completion_advice(wanted, place)}")
 
 
-def _own_shell() -> Shell:
+def _shell_to_complete_for() -> Shell:
     name = Path(os.environ.get("SHELL", "")).name
     try:
         return Shell(name)

@@ -57,7 +57,7 @@ def demo(
         home = Path(folder, "server")
         with LocalServer.start(home, persist=True, options=FOR_ONE_RUN) as server:
             run = Run(plan, server.url, PREFIX, log_level="error")
-            killer = _Killer(run, is_armed=has_chaos)
+            killer = _DemoKiller(run, is_armed=has_chaos)
             with dashboard_shown_meanwhile(server.url, PREFIX, plan.policy.queue, wanted=has_ui):
                 begun = time.monotonic()
                 status = run.run(killer, force=True)
@@ -69,7 +69,7 @@ def demo(
         if not run.is_complete:
             typer.echo("stopped")
             raise typer.Exit(128 + run.stopped_by)
-        is_right = _is_right(source, output)
+        is_right = _is_demo_output_right(source, output)
     records = status.records
     typer.echo(f"done      in {seconds:.1f} s: {records.done:,} records, {records.failed} failed")
     if killer.victim:
@@ -97,7 +97,7 @@ def _demo_plan(source: Path, output: Path) -> Plan:
     )
 
 
-class _Killer:
+class _DemoKiller:
     """Watches the progress, and kills a process once 20 parts are done."""
 
     def __init__(self, run: Run, *, is_armed: bool) -> None:
@@ -116,7 +116,7 @@ class _Killer:
             )
 
 
-def _is_right(source: Path, output: Path) -> bool:
+def _is_demo_output_right(source: Path, output: Path) -> bool:
     """Return whether the output is what the same function makes of the input in one process."""
     with source.open() as lines, output.open("rb") as results:
         for line, result in zip(lines, results, strict=True):

@@ -18,7 +18,7 @@ HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
 FLOW_HEADERS = ("STAGE", ">ITEM", *HEADERS[1:])
 
 
-class Group(msgspec.Struct, frozen=True):
+class ErrorGroup(msgspec.Struct, frozen=True):
     """Failures with the same error and message."""
 
     count: int
@@ -58,54 +58,58 @@ def errors(
         with found_request(request_id, url, prefix) as request:
             request.status()
             failures, request_id = request.errors(), request.id
-    found = _groups_of_failures(failures) if is_grouped else failures
+    found = _error_groups(failures) if is_grouped else failures
     shown = found[: limit or None]
     if as_json:
         render.as_json(shown)
     elif not found:
         render.note(f"{request_id}: nothing failed")
     elif is_grouped or is_traced:
-        render.data("\n".join(_group_with_traceback(each, is_traced=is_traced) for each in shown))
+        render.data(
+            "\n".join(_error_group_with_traceback(each, is_traced=is_traced) for each in shown)
+        )
     else:
         headers = FLOW_HEADERS if any(each.stage for each in failures) else HEADERS
-        render.data(render.table(headers, map(_row_of_failure, failures[: limit or None])))
+        render.data(render.table(headers, map(_error_row, failures[: limit or None])))
     if len(shown) < len(found):
         render.note(f"{len(shown):,} of {len(found):,} are shown; --limit 0 shows every one")
 
 
-def _groups_of_failures(failures: list[Failure]) -> Sequence[Group | Failure]:
+def _error_groups(failures: list[Failure]) -> Sequence[ErrorGroup | Failure]:
     alike: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         alike.setdefault((failure.error, failure.message), []).append(failure)
-    groups = [Group(len(same), *what, same[0]) for what, same in alike.items()]
+    groups = [ErrorGroup(len(same), *what, same[0]) for what, same in alike.items()]
     return sorted(groups, key=lambda group: -group.count)
 
 
-def _group_with_traceback(each: Group | Failure, *, is_traced: bool) -> str:
+def _error_group_with_traceback(each: ErrorGroup | Failure, *, is_traced: bool) -> str:
     """Return ``2x ValueError: no (e.g. part 1)``, with the traceback below it."""
-    if isinstance(each, Group):
+    if isinstance(each, ErrorGroup):
         failure = each.example
-        line = f"{each.count}x {_error_and_message(failure)} (e.g. {_place_of_failure(failure)})"
+        line = (
+            f"{each.count}x {_error_and_message(failure)} (e.g. {_error_place_of_failure(failure)})"
+        )
     else:
         failure = each
-        line = f"{_place_of_failure(failure)}: {_error_and_message(failure)}"
+        line = f"{_error_place_of_failure(failure)}: {_error_and_message(failure)}"
     trace = failure.traceback.splitlines() if is_traced else []
     return "\n".join([render.clean(line), *(f"    {render.clean(text)}" for text in trace)])
 
 
-def _row_of_failure(failure: Failure) -> tuple[str, ...]:
+def _error_row(failure: Failure) -> tuple[str, ...]:
     return (
         *((failure.stage, failure.item) if failure.stage else (f"{failure.part}",)),
         f"{failure.record or render.NOTHING}",
-        where(failure) or render.NOTHING,
+        error_place(failure) or render.NOTHING,
         f"{failure.attempts or render.NOTHING}",
         _error_and_message(failure),
     )
 
 
-def _place_of_failure(failure: Failure) -> str:
+def _error_place_of_failure(failure: Failure) -> str:
     what = f"item {failure.item} in {failure.stage}" if failure.stage else f"part {failure.part}"
-    places = [where(failure), what]
+    places = [error_place(failure), what]
     if failure.record:
         places.append(f"record {failure.record}")
     if failure.attempts:
@@ -113,7 +117,7 @@ def _place_of_failure(failure: Failure) -> str:
     return ", ".join(filter(None, places))
 
 
-def where(failure: Failure) -> str:
+def error_place(failure: Failure) -> str:
     """Return file and line: ``in.txt:7``, or for several records ``in.txt:1-9 (9 records)``."""
     if not failure.line:
         return failure.source

@@ -14,7 +14,7 @@ from streamq.records.keys import key_name
 
 from .. import render
 from ..connecting import connected, naming_request
-from ..finding import Place, place_of_queue, place_of_request
+from ..finding import FoundPlace, place_of_queue, place_of_request
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: The most requests with the item, or the most items of one request, that are shown.
@@ -73,7 +73,7 @@ def find(
             ids = (
                 [request_id]
                 if request_id
-                else _requests_to_search(protocol, place, name, value, flow)
+                else _requests_to_find_in(protocol, place, name, value, flow)
             )
             found = [_find_in_request(protocol, each, name, value) for each in ids[:_MOST_SHOWN]]
             if len(ids) > _MOST_SHOWN:
@@ -83,7 +83,7 @@ def find(
         render.as_json(items)
     elif items:
         more = chain.from_iterable(_inputs_with_same_key(protocol, each) for each in items)
-        render.data("\n\n".join(_item_text(each) for each in [*items, *more]))
+        render.data("\n\n".join(_found_item_text(each) for each in [*items, *more]))
     if not items:
         what = f"item {item}" if item else f"{name}={value}"
         where = f"request {place.ids[0]}" if place.ids else f"the requests of queue {place.queue}"
@@ -105,8 +105,8 @@ def _read_find_arguments(words: list[str]) -> tuple[str, str, str]:
     return request_id, name, value
 
 
-def _requests_to_search(
-    protocol: Protocol, place: Place, name: str, value: str, flow: str
+def _requests_to_find_in(
+    protocol: Protocol, place: FoundPlace, name: str, value: str, flow: str
 ) -> list[str]:
     """Return the requests of a queue, or the run of this folder, that have the key."""
     ids: Iterable[str] = place.ids
@@ -138,18 +138,19 @@ def _inputs_with_same_key(protocol: Protocol, item: Item) -> list[Item]:
     return [msgspec.structs.replace(each, key=item.key, value=item.value) for each in found if each]
 
 
-def _item_text(item: Item) -> str:
+def _found_item_text(item: Item) -> str:
     """Return an item and a line for each stage."""
     key = f"  {item.key}={item.value}" if item.key else ""
     head = f"{item.request}  {'input' if '/' not in item.item else 'item'} {item.item}{key}"
     width = max(len(f"{each.number} {each.name}") for each in item.stages)
     lines = [
-        f"  {f'{each.number} {each.name}':<{width}}  {_stage_text(each)}" for each in item.stages
+        f"  {f'{each.number} {each.name}':<{width}}  {_found_stage_text(each)}"
+        for each in item.stages
     ]
     return "\n".join(render.clean(line) for line in [head, *lines])
 
 
-def _stage_text(stage: ItemStage) -> str:
+def _found_stage_text(stage: ItemStage) -> str:
     if stage.waits_for:
         return f"waits for {stage.waits_for:,} of {stage.children:,}"
     parts = [each for each in stage.parts if each.where]
@@ -158,16 +159,16 @@ def _stage_text(stage: ItemStage) -> str:
     if len(parts) == 1 and (stage.kind != "map" or "/" not in parts[0].item):
         children = f"{stage.children:,} {'child' if stage.children == 1 else 'children'}"
         is_spread = stage.kind == "spread" and parts[0].where == "done"
-        return _part_text(parts[0], f"  {children}" if is_spread else "")
+        return _found_part_text(parts[0], f"  {children}" if is_spread else "")
     told = [f"{count:,} {where}" for where, count in stage.counts.items() if where == "done"]
     others = [each for each in parts if each.where != "done"]
-    told += [f"{each.item} {_part_text(each)}" for each in others[:_MOST_NAMED]]
+    told += [f"{each.item} {_found_part_text(each)}" for each in others[:_MOST_NAMED]]
     if len(others) > _MOST_NAMED:
         told.append(f"{len(others) - _MOST_NAMED:,} more are not done")
     return ", ".join(told)
 
 
-def _part_text(part: ItemPart, more: str = "") -> str:
+def _found_part_text(part: ItemPart, more: str = "") -> str:
     is_back = part.where == "retry" and not part.due_ms and part.attempt == 1
     words = {
         "retry": "waiting, given back" if is_back else "in retry",

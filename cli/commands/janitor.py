@@ -20,7 +20,7 @@ from ..shared_options import (
     PrefixOption,
     QueuesOption,
     UrlOption,
-    configure_logs,
+    use_log_options,
 )
 
 
@@ -53,7 +53,7 @@ def janitor(
     if every_ms < 100:
         raise InvalidValue(f"interval {interval!r} is too short: 100ms or more")
     names = [units.name(queue, "queue") for queue in dict.fromkeys(queues)]
-    configure_logs(log_level, log_format)
+    use_log_options(log_level, log_format)
     with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
         if is_once:
             ScriptCache(protocol.connection).fill()

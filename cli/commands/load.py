@@ -166,7 +166,7 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
 
         streamq load big.csv --handler clean --limit 20
     """
-    options.handler = _handler_unless_flow(handler, flow)
+    options.handler = _handler_to_load_for(handler, flow)
     options.files, options.queue = files, queue
     options.limit, options.keep = limit, keep
     told = units.labels(dict(units.label(each) for each in labels or ()), "--label")
@@ -200,7 +200,7 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     policy = with_deadline(policy, finish_by, "--finish-by") if finish_by else policy
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix, advice="") as protocol:
-        _check_workers(protocol, policy)
+        _check_workers_before_load(protocol, policy)
         refuse_taken_callback_ids(protocol, name, policy)
         load_ = Load(protocol, name, policy, size, window_bytes=room)
         try:
@@ -224,21 +224,21 @@ def _tell_what_was_loaded(load_: Load, name: str, files: Sequence[str], parts: i
     for words in load_.keys.words():
         render.warning(words)
     blank = render.blank_lines(load_.blank_lines)
-    render.note(f"loaded {_few_names(files)}: {render.count(parts, 'part')}{blank}")
+    render.note(f"loaded {_few_loaded_names(files)}: {render.count(parts, 'part')}{blank}")
 
 
-def _handler_unless_flow(handler: str, flow: str) -> str:
+def _handler_to_load_for(handler: str, flow: str) -> str:
     if bool(handler) == bool(flow):
         raise InvalidValue("give either --handler or --flow")
     return handler
 
 
-def _check_workers(protocol: Protocol, policy: Policy) -> None:
+def _check_workers_before_load(protocol: Protocol, policy: Policy) -> None:
     """Refuse a flow that live workers are too old for, and warn of handlers that none has."""
     if policy.flow:
         check_fleet(protocol, policy.flow)
     stages = [stage.policy for stage in policy.flow.stages] if policy.flow else [policy]
-    found = [_warn_of_no_worker(protocol, each.queue, each.handler) for each in stages]
+    found = [_warn_that_load_has_no_worker(protocol, each.queue, each.handler) for each in stages]
     if not any(found):
         return  # nothing is started yet
     for each, is_served in zip(stages, found, strict=True):
@@ -248,7 +248,7 @@ def _check_workers(protocol: Protocol, policy: Policy) -> None:
             )
 
 
-def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> bool:
+def _warn_that_load_has_no_worker(protocol: Protocol, queue: str, handler: str) -> bool:
     """Warn if no live worker has the handler: it may be misspelt, and the request would wait.
 
     Returns whether anybody serves the queue.
@@ -278,7 +278,7 @@ def _load_requests(
     ids: list[str] = []
     tell = ids.append if as_json else typer.echo
     with connected(url, prefix, advice="") as protocol:
-        _warn_of_no_worker(protocol, policy.queue, policy.handler)
+        _warn_that_load_has_no_worker(protocol, policy.queue, policy.handler)
         try:
             count = submit_lines(protocol, name, policy, files, tell, can_go_on=can_go_on)
         except (KeyboardInterrupt, ServerError):
@@ -287,8 +287,8 @@ def _load_requests(
     if as_json:
         render.as_json({"ids": ids, "requests": count})
         return
-    render.note(f"loaded {_few_names(files)}: {render.count(count, 'request')}")
+    render.note(f"loaded {_few_loaded_names(files)}: {render.count(count, 'request')}")
 
 
-def _few_names(names: Sequence[str]) -> str:
+def _few_loaded_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{' ...' if names[3:] else ''}"

@@ -34,7 +34,7 @@ HEADERS = (
 )
 
 
-class Shown(StrEnum):
+class ListedState(StrEnum):
     """The states of a request that ``ls`` shows, with paused as one of them."""
 
     LOADING = "loading"
@@ -47,13 +47,13 @@ class Shown(StrEnum):
     @property
     def is_live(self) -> bool:
         """Whether parts of the request may still run."""
-        return self in (Shown.LOADING, Shown.OPEN, Shown.PAUSED)
+        return self in (ListedState.LOADING, ListedState.OPEN, ListedState.PAUSED)
 
 
 def ls(
     queue: QueueOption = "default",
     state: Annotated[
-        Shown | None, typer.Option("--state", help="Only requests in this state.")
+        ListedState | None, typer.Option("--state", help="Only requests in this state.")
     ] = None,
     is_all: Annotated[
         bool, typer.Option("--all", "-a", help="Show also requests that have ended.")
@@ -106,13 +106,13 @@ def ls(
     place = place_of_queue(url, prefix, queue)
     with connected(place.url, place.prefix) as protocol:
         found = find_requests(protocol, place.queue, fits, ended=has_ended, most=most)
-        shown = list(islice(_statuses_of_glimpses(protocol, found.requests), rows or None))
+        shown = list(islice(_listed_statuses(protocol, found.requests), rows or None))
     for request_id in found.damaged:
         render.warning(f"{request_id}: what the server has of it cannot be read")
     if as_json:
         render.as_json(shown)
     else:
-        render.data(_table_of_requests(shown))
+        render.data(_ls_table(shown))
     is_narrow = bool(is_failed or handler or wanted)
     if len(found.requests) > len(shown) and rows:
         render.note(f"only the newest {rows} are shown; -n 0 shows every one")
@@ -129,7 +129,7 @@ def ls(
         )
 
 
-def _statuses_of_glimpses(protocol: Protocol, found: Iterable[Glimpse]) -> Iterator[Status]:
+def _listed_statuses(protocol: Protocol, found: Iterable[Glimpse]) -> Iterator[Status]:
     for each in found:
         try:
             yield Request(protocol, each.id).status()
@@ -139,16 +139,14 @@ def _statuses_of_glimpses(protocol: Protocol, found: Iterable[Glimpse]) -> Itera
             render.warning(f"{each.id}: {error}")
 
 
-def _table_of_requests(shown: Sequence[Status]) -> str:
+def _ls_table(shown: Sequence[Status]) -> str:
     """Return the table; labels have a column of their own if a request has any."""
     has_labels = any(status.labels for status in shown)
-    rows = [
-        _row_of_request(status) + (render.labels(status.labels),) * has_labels for status in shown
-    ]
+    rows = [_ls_row(status) + (render.labels(status.labels),) * has_labels for status in shown]
     return render.table(HEADERS + ("LABELS",) * has_labels, rows)
 
 
-def _row_of_request(status: Status) -> tuple[str, ...]:
+def _ls_row(status: Status) -> tuple[str, ...]:
     return (
         status.id,
         status.handler,

@@ -20,7 +20,7 @@ from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 HEADERS = ("ID", "HANDLER", "STATE", ">ENDED")
 
 
-class Ended(StrEnum):
+class Purgeable(StrEnum):
     """The states of a request that has ended."""
 
     DONE = "done"
@@ -42,7 +42,7 @@ def purge(
         ),
     ] = None,
     state: Annotated[
-        Ended | None, typer.Option("--state", help="Remove all that ended in this state.")
+        Purgeable | None, typer.Option("--state", help="Remove all that ended in this state.")
     ] = None,
     queue: QueueOption = "default",
     is_dry: Annotated[
@@ -70,7 +70,7 @@ def purge(
             if ids
             else "which requests? Give their ids, --older-than 7d or --state done"
         )
-    chosen = _search_ended_requests(older_than, state, queue, url, prefix) if is_search else {}
+    chosen = _requests_to_purge(older_than, state, queue, url, prefix) if is_search else {}
     wanted = list(chosen) if is_search else list(dict.fromkeys(ids or ()))
     if is_dry or not wanted:
         _show_what_would_be_purged(wanted, chosen, as_json=as_json, url=url, prefix=prefix)
@@ -82,7 +82,7 @@ def purge(
         typer.confirm(f"Purge {what}?", abort=True, err=True)
 
     def act(request: Request) -> tuple[str, dict[str, Any]]:
-        status = _status_if_ended(request)
+        status = _status_if_purgeable(request)
         seen = chosen.get(request.id)
         if seen and (status.finished_ms or 0) != seen.finished_ms:
             raise RequestOpen("it was run again meanwhile, and is left alone")
@@ -92,15 +92,15 @@ def purge(
     steer_each_request(wanted, url, prefix, act, lambda _: "purge", as_json=as_json)
 
 
-def _status_if_ended(request: Request) -> Status:
+def _status_if_purgeable(request: Request) -> Status:
     status = request.status()
     if status.state.is_live:
         raise RequestOpen(f"the request is {status.state}: cancel it first")
     return status
 
 
-def _search_ended_requests(
-    older_than: str | None, state: Ended | None, queue: str, url: str | None, prefix: str | None
+def _requests_to_purge(
+    older_than: str | None, state: Purgeable | None, queue: str, url: str | None, prefix: str | None
 ) -> dict[str, Glimpse]:
     """Return the ended requests that fit, the oldest first."""
     seconds = units.duration_ms(older_than or "0s", "--older-than") / 1e3
@@ -130,7 +130,7 @@ def _show_what_would_be_purged(
     if wanted and not chosen:
 
         def act(request: Request) -> tuple[str, dict[str, Any]]:
-            status = _status_if_ended(request)
+            status = _status_if_purgeable(request)
             values = {"purged": False, "state": status.state, "finished_ms": status.finished_ms}
             return "would be purged", values
 

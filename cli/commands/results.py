@@ -27,7 +27,7 @@ from streamq.runs.committed import file_of_committed
 
 from .. import render
 from ..connecting import connected, naming_request
-from ..finding import Place, place_of_request
+from ..finding import FoundPlace, place_of_request
 from ..shared_options import PrefixOption, RunIdArgument, UrlOption
 
 
@@ -109,11 +109,11 @@ def results(  # noqa: PLR0913  the options of a collection are many and flat
     _check_result_options(form, output, is_ordered=is_ordered, has_keys=has_keys, is_json=is_json)
     place = place_of_request(request_id, url, prefix)
     request_id = place.ids[0]
-    _refuse_run(place, output)
+    _refuse_results_of_run(place, output)
     with connected(place.url, place.prefix) as protocol, naming_request(request_id):
         request = Request(protocol, request_id)
         if not output:
-            _show_on_stdout(
+            _show_results_on_stdout(
                 show_results(protocol, request_id, form, follow=follow, has_keys=has_keys)
             )
             _account_for_unshown_results(request, file_of_committed(protocol, request_id))
@@ -135,24 +135,24 @@ def results(  # noqa: PLR0913  the options of a collection are many and flat
             render.note("stopped; the same command goes on")
             raise
         if is_json:
-            _print_summary(request.status(), path, is_complete=is_complete)
+            _print_results_summary(request.status(), path, is_complete=is_complete)
         if is_complete:
             render.failures(collector.failures, write_errors(collector.failures, path))
             if has_manifest:
                 files = protocol.inspect(request_id).spec.files
                 write_manifest(path, request.status(), files, form)
-            _refuse_cancelled(request.status())
+            _refuse_results_of_cancelled(request.status())
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
 
 
-def _show_on_stdout(lines: Iterable[bytes]) -> None:
+def _show_results_on_stdout(lines: Iterable[bytes]) -> None:
     for data in lines:
         sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
-def _print_summary(status: Status, output: Path, *, is_complete: bool) -> None:
+def _print_results_summary(status: Status, output: Path, *, is_complete: bool) -> None:
     """Print what is in a file now. Failures are written once all results are there."""
     has_failures = is_complete and status.records.failed > 0
     render.as_json(
@@ -168,7 +168,7 @@ def _print_summary(status: Status, output: Path, *, is_complete: bool) -> None:
     )
 
 
-def _refuse_run(place: Place, output: str) -> None:
+def _refuse_results_of_run(place: FoundPlace, output: str) -> None:
     """Refuse to write the results of a run of this folder: it does that itself."""
     if place.run and output:
         raise InvalidValue(f"run {place.run.id} itself writes its results, to {place.run.output}")
@@ -201,10 +201,10 @@ def _account_for_unshown_results(request: Request, file: str) -> None:
         render.note(
             f"{render.count(status.records.failed, 'record')} failed: streamq errors {status.id}"
         )
-    _refuse_cancelled(status)
+    _refuse_results_of_cancelled(status)
 
 
-def _refuse_cancelled(status: Status) -> None:
+def _refuse_results_of_cancelled(status: Status) -> None:
     """Exit with 5 for a cancelled request, as ``wait`` does: its results are not complete."""
     if status.state is State.CANCELLED:
         done, total = status.parts.done, status.parts.total

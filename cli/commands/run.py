@@ -39,12 +39,12 @@ from ..shared_options import (
     PrefixOption,
     QueueOption,
     UrlOption,
-    configure_logs,
+    use_log_options,
 )
 from ..ui import dashboard_shown_meanwhile
 
 
-class RunOptions(msgspec.Struct, kw_only=True):
+class RunCommandOptions(msgspec.Struct, kw_only=True):
     """The options of a run that do not concern the request, as they were typed."""
 
     files: Annotated[
@@ -247,11 +247,11 @@ class RunOptions(msgspec.Struct, kw_only=True):
         what = "--retry-failed" if self.retry else "--resume"
         plan = load_plan(self.stored, what, is_retry=bool(self.retry))
         typed = {
-            "FILE": self.files and not _are_inputs_of(plan, self.files),
+            "FILE": self.files and not _are_inputs_of_run(plan, self.files),
             "--map": self.target and self.target != plan.target,
             "--flow": self.flow and self.flow != plan.target,
             "--exec": self.argv and self.argv != plan.argv,
-            "-o": self.output and _place_of(self.output) != plan.output,
+            "-o": self.output and _run_output(self.output) != plan.output,
         }
         if others := [name for name, is_other in typed.items() if is_other]:
             raise InvalidValue(
@@ -266,7 +266,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
         Raises:
             InvalidValue: an option is not allowed, or a file cannot be read or written.
         """
-        output = _place_of(self.output)
+        output = _run_output(self.output)
         if output == STANDARD and self.is_json:
             raise InvalidValue("--json goes with -o FILE: results are on standard output")
         return describe_run(
@@ -293,7 +293,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
 @with_options
 def run(
     *,
-    options: RunOptions,
+    options: RunCommandOptions,
     request: RequestOptions,
     queue: QueueOption = "default",
     log_level: LogLevelOption = LogLevel.WARNING,
@@ -310,7 +310,7 @@ def run(
         streamq run big.csv --map shop:clean -o out.jsonl
     """
     request.queue = queue
-    configure_logs(log_level, LogFormat.TEXT)
+    use_log_options(log_level, LogFormat.TEXT)
     with Spawner(options.room.slots, 0 if options.stored else options.room.processes) as spawner:
         plan = options.plan(request) if not options.stored else options.stored_plan()
         given_url = named_server(url, prefix)  # checked before anything is stored
@@ -320,7 +320,11 @@ def run(
             plan = spooled_plan(plan, is_wanted=options.is_spooled)
         begun = time.monotonic()
         folder = RunFolder(plan, options.beginning, named=option_name)
-        with folder.held(), _resume_hinted(folder), folder.server(given_url, prefix) as address:
+        with (
+            folder.held(),
+            _run_with_resume_hint(folder),
+            folder.server(given_url, prefix) as address,
+        ):
             # Importing redis-py takes about as long as server and processes take to start.
             from streamq.runs.retry import new_retry_run
 
@@ -344,7 +348,7 @@ def run(
 
 
 @contextmanager
-def _resume_hinted(folder: RunFolder) -> Generator[None]:
+def _run_with_resume_hint(folder: RunFolder) -> Generator[None]:
     """Tell the user how to resume a run that Ctrl-C ends."""
     if folder.is_found:
         render.note(f"going on with run {folder.plan.id}, which was stopped; --fresh starts over")
@@ -358,13 +362,13 @@ def _resume_hinted(folder: RunFolder) -> Generator[None]:
         raise
 
 
-def _are_inputs_of(plan: Plan, files: list[str]) -> bool:
+def _are_inputs_of_run(plan: Plan, files: list[str]) -> bool:
     """Return whether these are the files of a run, however they are named."""
     typed, begun = expand_file_names(files), plan.policy.spec.files
     return [Path(each).absolute() for each in typed] == [Path(each).absolute() for each in begun]
 
 
-def _place_of(output: str) -> str:
+def _run_output(output: str) -> str:
     """Return the output: a file, or standard output if it is a pipe or ``-`` was given."""
     if output in ("", STANDARD) and sys.stdout is None:
         raise InvalidValue("where to? Standard output is closed: give -o FILE")

@@ -25,7 +25,7 @@ from ..shared_options import (
     LogLevelOption,
     PrefixOption,
     UrlOption,
-    configure_logs,
+    use_log_options,
 )
 
 #: Where ``serve key`` writes if no file is named.
@@ -143,25 +143,25 @@ def serve(
         if doors.grpc:
             import_module("streamq.gateway.grpc_service")
     except ModuleNotFoundError as error:
-        raise _missing_package(error) from None
-    host, port = _address_option(listen, "--listen")
+        raise _package_missing_to_serve(error) from None
+    host, port = _serve_address_option(listen, "--listen")
     options = Options(
         host=host,
         port=port,
         queues=tuple(units.name(queue, "queue") for queue in dict.fromkeys(queues)),
-        grpc=_address_option(doors.grpc, "--grpc")
+        grpc=_serve_address_option(doors.grpc, "--grpc")
         if doors.grpc and not doors.is_read_only
         else None,
         grace_s=units.duration_ms(grace, "--grace") / 1e3,
         keys=doors.keys,
         tls=Tls(doors.tls_cert, doors.tls_key, doors.tls_client_ca),
         is_insecure=Settings.from_env().insecure,
-        origin=_origin_option(doors.origin),
+        origin=_serve_origin_option(doors.origin),
         is_read_only=doors.is_read_only,
         health_port=doors.health_port,
         connections=doors.max_connections,
     )
-    configure_logs(log_level, log_format)
+    use_log_options(log_level, log_format)
     if processes > 1 and supervisor.secret_of_processes() is None:
         if options.grpc and not options.grpc[1]:
             raise InvalidValue("several processes share a port: give --grpc one that is not 0")
@@ -201,7 +201,7 @@ def key(
         from streamq.gateway import keys as key_file
         from streamq.gateway.roles import Role
     except ModuleNotFoundError as error:
-        raise _missing_package(error) from None
+        raise _package_missing_to_serve(error) from None
     chosen = [
         units.name(queue, "queue") for words in queues or () for queue in words.split(",") if queue
     ]
@@ -216,21 +216,21 @@ def key(
     render.note(f"gateways need it: streamq serve --keys {keys}")
 
 
-def _missing_package(error: ModuleNotFoundError) -> SettingsError:
+def _package_missing_to_serve(error: ModuleNotFoundError) -> SettingsError:
     extra = "grpc" if str(error.name).startswith(("grpc", "google")) else "serve"
     return SettingsError(
         f"the gateway needs the package {error.name}: pip install 'streamq[{extra}]'"
     )
 
 
-def _address_option(text: str, option: str) -> tuple[str, int]:
+def _serve_address_option(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not host:
         raise InvalidValue(f"{option} {text!r}: write 127.0.0.1:8470 or [::1]:8470")
     return host.strip("[]"), units.whole(int(port), option, 0, 65_535)
 
 
-def _origin_option(text: str) -> str:
+def _serve_origin_option(text: str) -> str:
     if text and not text.startswith(("http://", "https://")):
         raise InvalidValue(f"--origin {text!r}: write https://queue.example")
     return text

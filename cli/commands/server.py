@@ -76,10 +76,10 @@ def server(
     elif is_detached:
         _detach_server(directory or detached.HOME, port, as_json=as_json)
     else:
-        _serve_until_signal(cluster, replicas, port, directory, as_json=as_json)
+        _run_server_until_signal(cluster, replicas, port, directory, as_json=as_json)
 
 
-def _serve_until_signal(
+def _run_server_until_signal(
     cluster: int, replicas: int, port: int | None, directory: Path | None, *, as_json: bool
 ) -> None:
     """Run a server in this process, until a signal comes."""
@@ -94,7 +94,7 @@ def _serve_until_signal(
     with detached.announced_server(directory, started.url) if directory else nullcontext(), started:
         if as_json:
             render.as_json(
-                _serving_as_dict(detached.Serving(started.url, os.getpid(), str(directory or "")))
+                _server_as_dict(detached.Serving(started.url, os.getpid(), str(directory or "")))
             )
             sys.stdout.flush()
         else:
@@ -116,7 +116,7 @@ def _detach_server(folder: Path, port: int | None, *, as_json: bool) -> None:
     if port and not serving.url.endswith(f":{port}"):
         raise ServerError(f"a server runs in {folder} already, at {serving.url}; --stop ends it")
     if as_json:
-        render.as_json(_serving_as_dict(serving) | {"new": is_new})
+        render.as_json(_server_as_dict(serving) | {"new": is_new})
         return
     typer.echo(serving.url)
     where = "" if folder == detached.HOME else f" --dir {shlex.quote(str(folder))}"
@@ -127,12 +127,12 @@ def _detach_server(folder: Path, port: int | None, *, as_json: bool) -> None:
 def _stop_server(folder: Path, *, as_json: bool) -> None:
     serving = detached.stop_detached(folder)
     if as_json:
-        render.as_json(_serving_as_dict(serving) if serving else None)
+        render.as_json(_server_as_dict(serving) if serving else None)
     elif serving:
         render.note(f"stopped, process {serving.pid}; data stay in {folder}")
     if serving is None:
         raise ServerError(f"no server runs in {folder}")
 
 
-def _serving_as_dict(serving: detached.Serving) -> dict[str, Any]:
+def _server_as_dict(serving: detached.Serving) -> dict[str, Any]:
     return {"url": serving.url, "pid": serving.pid, "dir": serving.folder or None}

@@ -14,7 +14,7 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming_request
-from ..finding import Place, is_server_named, place_of_request
+from ..finding import FoundPlace, is_server_named, place_of_request
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: The progress line is updated after every 500 requests read.
@@ -70,31 +70,31 @@ def status(
         streamq status nightly --json
     """
     if request_id is None and is_server_named(url):
-        place = Place(url, prefix, queue=queue)
+        place = FoundPlace(url, prefix, queue=queue)
     else:
         place = place_of_request(request_id, url, prefix, queue=queue)
         request_id = place.ids[0]
     with connected(place.url, place.prefix) as protocol:
         if request_id is None:
-            summary = _queue_summary(protocol, queue)
-            render.as_json(summary) if as_json else render.data(_queue_text(summary))
+            summary = _queue_status(protocol, queue)
+            render.as_json(summary) if as_json else render.data(_queue_status_text(summary))
             return
         with naming_request(request_id):
-            found = _with_workers(protocol, Request(protocol, request_id).status())
-            able = _able_workers(protocol, found)
+            found = _status_with_workers(protocol, Request(protocol, request_id).status())
+            able = _status_able_workers(protocol, found)
             if as_json:
                 render.as_json(found.to_dict() | {"workers": able})
             else:
-                render.data(_request_text(found, able))
+                render.data(_request_status_text(found, able))
                 if found.stages:
-                    render.data(_stage_lines(found))
+                    render.data(_stage_status_lines(found))
 
 
-def _with_workers(protocol: Protocol, found: Status) -> Status:
+def _status_with_workers(protocol: Protocol, found: Status) -> Status:
     """Return the same; stages whose parts wait for a worker say so."""
     stages = [
         msgspec.structs.replace(each, held_by="no live worker")
-        if each.parts.waiting and not each.held_by and not _able_workers(protocol, each)
+        if each.parts.waiting and not each.held_by and not _status_able_workers(protocol, each)
         else each
         for each in found.stages or ()
     ]
@@ -102,12 +102,12 @@ def _with_workers(protocol: Protocol, found: Status) -> Status:
     return found if is_over else msgspec.structs.replace(found, stages=stages)
 
 
-def _able_workers(protocol: Protocol, found: Status) -> int:
+def _status_able_workers(protocol: Protocol, found: Status) -> int:
     """Return how many live workers have the handler."""
     return sum(found.handler in each.handlers for each in live_workers(protocol, found.queue))
 
 
-def _queue_summary(protocol: Protocol, queue: str) -> Summary:
+def _queue_status(protocol: Protocol, queue: str) -> Summary:
     with render.StatusLine() as line:
 
         def show(number: int, total: int) -> None:
@@ -139,7 +139,7 @@ def _queue_summary(protocol: Protocol, queue: str) -> Summary:
     )
 
 
-def _queue_text(summary: Summary) -> str:
+def _queue_status_text(summary: Summary) -> str:
     requests, parts, slots = summary.requests, summary.parts, summary.slots
     return render.facts(
         [
@@ -154,13 +154,13 @@ def _queue_text(summary: Summary) -> str:
     )
 
 
-def _request_text(found: Status, able: int) -> str:
+def _request_status_text(found: Status, able: int) -> str:
     parts, records = found.parts, found.records
     facts = [
         ("request", found.id),
         *([("flow", found.flow)] if found.flow else []),
-        ("state", _state_in_words(found)),
-        ("handler", _handler_in_words(found, able)),
+        ("state", _status_in_words(found)),
+        ("handler", _status_handler_in_words(found, able)),
         ("queue", found.queue),
         *([("labels", render.labels(found.labels))] if found.labels else []),
         ("level", f"{found.level}"),
@@ -172,14 +172,14 @@ def _request_text(found: Status, able: int) -> str:
             f"{parts.running:,} running, {parts.retry:,} in retry, {parts.failed:,} failed",
         ),
         ("records", f"{records.done:,} of {records.total:,} done, {records.failed:,} failed"),
-        *_speed_facts(found),
-        *_time_facts(found),
-        *_policy_facts(found),
+        *_status_facts_of_speed(found),
+        *_status_facts_of_time(found),
+        *_status_facts_of_policy(found),
     ]
     return render.facts(facts)
 
 
-def _stage_lines(found: Status) -> str:
+def _stage_status_lines(found: Status) -> str:
     """Return a line for each stage of a flow, and what holds it."""
     headers = (
         *("STAGE", "KIND", "QUEUE", ">LIMIT", ">WAITING", ">RUNNING", ">RETRY", ">DONE"),
@@ -206,7 +206,7 @@ def _stage_lines(found: Status) -> str:
     return render.table(headers, rows) + (more if any(groups.values()) else "")
 
 
-def _state_in_words(found: Status) -> str:
+def _status_in_words(found: Status) -> str:
     more = ", paused" if found.paused else ", all records failed" if found.is_all_failed else ""
     if found.reason:
         more += f", {found.reason}"
@@ -218,7 +218,7 @@ def _state_in_words(found: Status) -> str:
     return f"{found.state}{more}"
 
 
-def _handler_in_words(found: Status, able: int) -> str:
+def _status_handler_in_words(found: Status, able: int) -> str:
     if able:
         return f"{found.handler} ({render.count(able, 'live worker')} with it)"
     if not found.state.is_live:
@@ -226,14 +226,14 @@ def _handler_in_words(found: Status, able: int) -> str:
     return f"{found.handler} {render.alarm(f'(no live worker has handler {found.handler})')}"
 
 
-def _speed_facts(found: Status) -> list[tuple[str, str]]:
+def _status_facts_of_speed(found: Status) -> list[tuple[str, str]]:
     if not found.rate:
         return []
     eta = "" if found.eta_s is None else f", about {render.span(found.eta_s * 1e3)} to go"
     return [("speed", f"{render.rate(found.rate)} records{eta}")]
 
 
-def _time_facts(found: Status) -> list[tuple[str, str]]:
+def _status_facts_of_time(found: Status) -> list[tuple[str, str]]:
     named = {
         "created": found.created_ms,
         "started": found.started_ms,
@@ -244,7 +244,7 @@ def _time_facts(found: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _policy_facts(found: Status) -> list[tuple[str, str]]:
+def _status_facts_of_policy(found: Status) -> list[tuple[str, str]]:
     """Return the options of the request that are not at their default, and what is kept."""
     facts = []
     if found.held_until_ms is not None:

@@ -88,23 +88,23 @@ def top(
     queue = place.queue
     with connected(place.url, place.prefix, is_patient=is_once or as_json) as protocol:
         if is_once or as_json:
-            view = _view_read_once(Watch(protocol, queue))
+            view = _top_view_read_once(Watch(protocol, queue))
             if as_json:
-                render.as_json(_for_programs(view, sort))
+                render.as_json(_top_as_json(view, sort))
                 return
             width = shutil.get_terminal_size().columns if render.is_terminal(sys.stdout) else 1_000
-            render.data("\n".join(frame(view, sort, width).lines))
+            render.data("\n".join(top_frame(view, sort, width).lines))
             return
         if not (render.is_terminal(sys.stdin) and render.is_full_terminal(sys.stdout)):
             raise InvalidValue("this is no terminal to watch on: say --once or --json")
         hasty = protocol.hasty(REPLY_S)
         try:
-            _watch_until_q(Watch(hasty, queue), queue, sort)
+            _show_top_until_q(Watch(hasty, queue), queue, sort)
         finally:
             hasty.connection.close()
 
 
-class Frame(msgspec.Struct, frozen=True):
+class TopFrame(msgspec.Struct, frozen=True):
     """One picture: its lines, which requests it shows, and how far it is scrolled."""
 
     lines: list[str]
@@ -112,9 +112,9 @@ class Frame(msgspec.Struct, frozen=True):
     first: int
 
 
-def frame(
+def top_frame(
     view: View, sort: str, width: int, height: int | None = None, first: int = 0, note: str = ""
-) -> Frame:
+) -> TopFrame:
     """Return what is shown in so many columns and lines (None: as many as it takes)."""
     name, key = SORTS[sort]
     requests = sorted(sorted(view.requests, key=lambda each: each.status.id, reverse=True), key=key)
@@ -123,9 +123,11 @@ def frame(
         f"streamq top - queue {view.queue}, {render.count(view.open, 'request')} open, "
         f"by {name}  {note}".rstrip(),
         f"{render.count(len(view.workers), 'worker')}, {busy:,} of {slots:,} slots busy",
-        _levels_line(view),
+        _top_line_of_levels(view),
     ]
-    workers = [_worker_line(each) for each in sorted(view.workers, key=lambda each: -each.busy)]
+    workers = [
+        _top_line_of_worker(each) for each in sorted(view.workers, key=lambda each: -each.busy)
+    ]
     if height is None:
         rows = len(requests)
     else:
@@ -134,10 +136,10 @@ def frame(
         # In a low terminal the second line says enough of the workers.
         kept = min(len(workers), room // 4 if room >= _ROOM_FOR_WORKERS else 0)
         rows = room - (kept + 1 if kept else 0)
-        workers = _cut_off(workers, kept)
+        workers = _cut_top_frame(workers, kept)
     first = max(0, min(first, len(requests) - rows))
     some = requests[first : first + rows]
-    lines = [*head, *_top_table([_cells_of_request(each) for each in some], width)]
+    lines = [*head, *_top_table([_top_cells_of_request(each) for each in some], width)]
     if height is not None:
         above, below = first, len(requests) - first - len(some)
         lines += [""] * (rows - len(some))
@@ -147,12 +149,12 @@ def frame(
     if height is not None:
         lines.append("n newest  p progress  r rate  f failures  l level  arrows  q quit")
         lines = lines[:height]
-    return Frame(
-        [_cut_to_columns(line, width) for line in lines], [each.status.id for each in some], first
+    return TopFrame(
+        [_cut_top_line(line, width) for line in lines], [each.status.id for each in some], first
     )
 
 
-def _cells_of_request(each: Watched) -> tuple[str, ...]:
+def _top_cells_of_request(each: Watched) -> tuple[str, ...]:
     status = each.status
     return (
         status.id,
@@ -160,11 +162,11 @@ def _cells_of_request(each: Watched) -> tuple[str, ...]:
         f"{status.level}",
         status.handler,
         render.labels(status.labels) or render.NOTHING,
-        f"{_short_number(status.parts.done)}/{_short_number(status.parts.total)}",
-        _short_number(status.records.total),
+        f"{_top_number(status.parts.done)}/{_top_number(status.parts.total)}",
+        _top_number(status.records.total),
         render.rate(each.rate) if each.rate else render.NOTHING,
         render.NOTHING if each.eta_s is None else render.span(each.eta_s * 1e3),
-        _short_number(status.records.failed or status.parts.failed),
+        _top_number(status.records.failed or status.parts.failed),
         f"{status.parts.running}/{status.limit}",
     )
 
@@ -185,42 +187,40 @@ def _top_table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
         surplus -= 1
 
     def cell(text: str, at: int) -> str:
-        cut = _cut_to_columns(text, widths[at])
+        cut = _cut_top_line(text, widths[at])
         padding = " " * (widths[at] - cell_len(cut))
         return padding + cut if HEADERS[at].startswith(">") else cut + padding
 
     return [" ".join(cell(text, at) for at, text in enumerate(line)).rstrip() for line in lines]
 
 
-def _levels_line(view: View) -> str:
-    waiting = ", ".join(
-        f"{level}: {_short_number(tokens)}" for level, tokens in view.levels.items()
-    )
+def _top_line_of_levels(view: View) -> str:
+    waiting = ", ".join(f"{level}: {_top_number(tokens)}" for level, tokens in view.levels.items())
     return f"tokens waiting by level  {waiting or render.NOTHING}"
 
 
-def _worker_line(worker: Any) -> str:
+def _top_line_of_worker(worker: Any) -> str:
     names = ",".join(worker.handlers) or render.NOTHING
     return (
         f"  {worker.busy:>4}/{worker.slots:<4} {render.clean(worker.name)}  {render.clean(names)}"
     )
 
 
-def _cut_off(lines: list[str], most: int) -> list[str]:
+def _cut_top_frame(lines: list[str], most: int) -> list[str]:
     """Return so many of the lines; the last of them says how many are left out."""
     if len(lines) <= most or not most:
         return lines[:most]
     return [*lines[: most - 1], f"  and {len(lines) - most + 1:,} more"]
 
 
-def _cut_to_columns(text: str, width: int) -> str:
+def _cut_top_line(text: str, width: int) -> str:
     """Return the text cut to so many columns; some characters take two."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(0, width - 1)) + "…"
 
 
-def _short_number(number: float) -> str:
+def _top_number(number: float) -> str:
     """Return ``950``, ``12k``, ``1.2M``."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if number >= size:
@@ -229,7 +229,7 @@ def _short_number(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _view_read_once(watch: Watch) -> View:
+def _top_view_read_once(watch: Watch) -> View:
     """Return a view in which every request was read once."""
     view = watch.look()
     while watch.unread:
@@ -237,7 +237,7 @@ def _view_read_once(watch: Watch) -> View:
     return view
 
 
-def _for_programs(view: View, sort: str) -> dict[str, Any]:
+def _top_as_json(view: View, sort: str) -> dict[str, Any]:
     _, key = SORTS[sort]
     return {
         "queue": view.queue,
@@ -251,7 +251,7 @@ def _for_programs(view: View, sort: str) -> dict[str, Any]:
     }
 
 
-def _watch_until_q(watch: Watch, queue: str, sort: str) -> None:
+def _show_top_until_q(watch: Watch, queue: str, sort: str) -> None:
     """Show the queue until somebody types q, once a second and after each key."""
     from rich.console import Console
     from rich.live import Live
@@ -259,8 +259,11 @@ def _watch_until_q(watch: Watch, queue: str, sort: str) -> None:
 
     console = Console(highlight=False)
     view = View(queue=queue, requests=[], open=0, levels={}, workers=[])
-    picture, first, note, look_at = Frame([], [], 0), 0, "", 0.0
-    with _keys_one_by_one() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+    picture, first, note, look_at = TopFrame([], [], 0), 0, "", 0.0
+    with (
+        _top_keys_one_by_one() as keys,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
         while True:
             if time.monotonic() >= look_at:
                 try:
@@ -269,10 +272,10 @@ def _watch_until_q(watch: Watch, queue: str, sort: str) -> None:
                     note = f"- NO NEWS: {error}"
                 look_at = time.monotonic() + EVERY_S
             size = console.size
-            picture = frame(view, sort, size.width, size.height, first, note)
+            picture = top_frame(view, sort, size.width, size.height, first, note)
             first = picture.first
             between = Text("\n", no_wrap=True, overflow="crop")
-            live.update(between.join(map(_painted_state, picture.lines)), refresh=True)
+            live.update(between.join(map(_painted_top_line, picture.lines)), refresh=True)
             page = max(1, len(picture.shown))
             for key in keys(max(0.0, look_at - time.monotonic())):
                 if key in ("q", "Q", "\x03", ""):
@@ -283,7 +286,7 @@ def _watch_until_q(watch: Watch, queue: str, sort: str) -> None:
                 first = max(0, first + steps.get(key, 0))
 
 
-def _painted_state(line: str) -> Any:
+def _painted_top_line(line: str) -> Any:
     """Return the line with the words of a state in their colours; without any under NO_COLOR."""
     from rich.text import Text
 
@@ -296,14 +299,14 @@ def _painted_state(line: str) -> Any:
 
 
 @contextmanager
-def _keys_one_by_one() -> Generator[Callable[[float], Iterable[str]]]:
+def _top_keys_one_by_one() -> Generator[Callable[[float], Iterable[str]]]:
     """Let keys be read one by one. The terminal is as before at the end."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
 
     def read(wait_s: float) -> Iterable[str]:
         ready, _, _ = select.select([number], [], [], wait_s)
-        return split_keys(os.read(number, 1024).decode(errors="replace")) if ready else []
+        return split_top_keys(os.read(number, 1024).decode(errors="replace")) if ready else []
 
     try:
         tty.setcbreak(number)
@@ -312,7 +315,7 @@ def _keys_one_by_one() -> Generator[Callable[[float], Iterable[str]]]:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
-def split_keys(typed: str) -> list[str]:
+def split_top_keys(typed: str) -> list[str]:
     """Return the keys that were typed; "" if the terminal is gone."""
     if not typed:
         return [""]

@@ -58,9 +58,9 @@ def wait(
         try:
             # An unknown id is reported at once, not after the requests before it have ended.
             for request in requests:
-                _first_look(request, deadline)
+                _first_look_of_wait(request, deadline)
             ends = [
-                _follow_request(request, deadline, is_quiet=is_quiet, for_canary=for_canary)
+                _wait_for_request(request, deadline, is_quiet=is_quiet, for_canary=for_canary)
                 for request in requests
             ]
         except KeyboardInterrupt:
@@ -69,7 +69,7 @@ def wait(
             raise
     if as_json:
         render.as_json(ends)
-    raise typer.Exit(max(map(_exit_code_of_status, ends)))
+    raise typer.Exit(max(map(_exit_code_of_wait, ends)))
 
 
 class Waited(NamedTuple):
@@ -99,25 +99,25 @@ class Waited(NamedTuple):
         live_runs(self.run.id)
 
 
-def _follow_request(
+def _wait_for_request(
     request: Waited, deadline: float, *, is_quiet: bool, for_canary: bool
 ) -> Status:
     with naming_request(request.id), render.StatusLine(is_shown=not is_quiet) as progress:
         status = _wait_for_end(request, deadline, progress, for_canary=for_canary)
     if not is_quiet:
-        render.note(_last_words(status))
+        render.note(_last_words_of_wait(status))
     return status
 
 
-def _exit_code_of_status(status: Status) -> int:
+def _exit_code_of_wait(status: Status) -> int:
     if status.state is State.CANCELLED:
         return 5
     return 1 if status.state is State.FAILED or status.has_failures else 0
 
 
-def _first_look(request: Waited, deadline: float) -> None:
+def _first_look_of_wait(request: Waited, deadline: float) -> None:
     with naming_request(request.id), render.StatusLine(is_shown=False) as progress:
-        _look_until_enough(
+        _wait_until_enough(
             request, lambda _: request.request.status(), lambda _: True, deadline, progress
         )
 
@@ -129,19 +129,19 @@ def _wait_for_end(
 
     def is_last(status: Status) -> bool:
         if status.state.is_live:
-            progress.show(_progress_in_words(status))
+            progress.show(_wait_progress_in_words(status))
         return not status.state.is_live or (for_canary and status.waits_for_release)
 
-    return _look_until_enough(
+    return _wait_until_enough(
         request,
-        lambda seconds: _look_at_request(request.request, seconds),
+        lambda seconds: _look_of_wait(request.request, seconds),
         is_last,
         deadline,
         progress,
     )
 
 
-def _look_until_enough(
+def _wait_until_enough(
     request: Waited,
     look: Callable[[float], Status],
     is_enough: Callable[[Status], bool],
@@ -172,14 +172,14 @@ def _look_until_enough(
             raise WaitTimeout(f"request {request.id} is not finished")
 
 
-def _look_at_request(request: Request, seconds: float) -> Status:
+def _look_of_wait(request: Request, seconds: float) -> Status:
     try:
         return request.wait(timeout=seconds)
     except WaitTimeout:
         return request.status()
 
 
-def _progress_in_words(status: Status) -> str:
+def _wait_progress_in_words(status: Status) -> str:
     records = status.records
     told = render.pace(status.rate, records.done + records.failed)
     pace = "".join(f", {each}" for each in told)
@@ -189,7 +189,7 @@ def _progress_in_words(status: Status) -> str:
     return f"{status.id} {render.state_of(status)}: {done}, {records.failed:,} failed{pace}{eta}"
 
 
-def _last_words(status: Status) -> str:
+def _last_words_of_wait(status: Status) -> str:
     started = status.started_ms or status.created_ms
     took = render.span((status.finished_ms or started) - started)
     records = status.records

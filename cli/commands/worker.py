@@ -26,12 +26,12 @@ from ..shared_options import (
     PrefixOption,
     QueueOption,
     UrlOption,
-    configure_logs,
-    log_style,
+    shared_log_style,
+    use_log_options,
 )
 
 
-class WorkerOptions(msgspec.Struct, kw_only=True):
+class WorkerCommandOptions(msgspec.Struct, kw_only=True):
     """The options of a pool, as they were typed."""
 
     target: Annotated[
@@ -213,7 +213,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             allow_read=self.allow_read,
             allow_post=self.allow_post,
             log_level=self.log_level.value,
-            log_format=log_style(self.log_format),
+            log_format=shared_log_style(self.log_format),
             named=option_name,
         )
 
@@ -234,7 +234,9 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
 
 
 @with_options
-def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption = None) -> None:
+def worker(
+    options: WorkerCommandOptions, url: UrlOption = None, prefix: PrefixOption = None
+) -> None:
     """Run the handlers of an app on parts of requests, in processes that are restarted if they die.
 
     After TERM or Ctrl-C running parts may finish, and the rest is handed back. A second Ctrl-C
@@ -246,7 +248,7 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
         streamq worker shop.tasks:app -p 4 -c 8
     """
     config, pool = options.config(url, prefix), options.pool()
-    configure_logs(options.log_level, options.log_format)
+    use_log_options(options.log_level, options.log_format)
     try:
         with Spawner(config.slots, pool.processes) as spawner:
             # Importing redis-py takes about as long as the processes take to start.

@@ -58,11 +58,11 @@ def _row_of_worker(worker: WorkerDetails) -> tuple[str, ...]:
         f"{worker.busy}/{worker.slots}",
         render.age(worker.started_ms),
         render.age(worker.beat_ms),
-        _running_parts(worker),
+        _parts_that_workers_run(worker),
     )
 
 
-def _running_parts(worker: WorkerDetails) -> str:
+def _parts_that_workers_run(worker: WorkerDetails) -> str:
     oldest = sorted(worker.running, key=lambda part: part.since_ms)
     # At the heartbeat, by the worker's clock: a short part may have ended long ago by now.
     shown = [

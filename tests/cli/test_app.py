@@ -15,7 +15,7 @@ import typer
 
 from cli import main
 from cli.app import COMMANDS, application
-from cli.help_text import default_of_parameter
+from cli.help_text import help_default_of_parameter
 from tests.support.command import COMMAND, NOBODY, environment, run
 from tests.support.secure import as_role
 from tests.support.waiting import allowed_s
@@ -72,7 +72,9 @@ def test_every_option_says_what_it_does() -> None:
     for command in _every_command():
         for each in command.params:
             says = each.help or ""
-            has_default = each.param_type_name == "argument" or default_of_parameter(each) != "0"
+            has_default = (
+                each.param_type_name == "argument" or help_default_of_parameter(each) != "0"
+            )
             if not (says[:1].isupper() and says.endswith(".") and len(says) > 15 and has_default):
                 wrong.append((command.name, each.name, says))
     assert wrong == []

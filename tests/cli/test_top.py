@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from cli.commands.top import DOWN, UP, frame, split_keys
+from cli.commands.top import DOWN, UP, split_top_keys, top_frame
 from streamq import Client, Protocol
 from streamq.model import PartCounts, RecordCounts, State, Status
 from streamq.protocol.replies import Tokens
@@ -68,7 +68,7 @@ def view(*requests: Watched, workers: int = 3) -> View:
 @pytest.mark.parametrize("number", [0, 1, 5, 200])
 @pytest.mark.parametrize("workers", [0, 1, 500])
 def test_a_frame_fits_its_terminal(width: int, height: int, number: int, workers: int) -> None:
-    found = frame(view(*map(watched, range(number)), workers=workers), "n", width, height)
+    found = top_frame(view(*map(watched, range(number)), workers=workers), "n", width, height)
 
     assert len(found.lines) == height
     assert max(map(len, found.lines)) <= width
@@ -77,7 +77,7 @@ def test_a_frame_fits_its_terminal(width: int, height: int, number: int, workers
 
 
 def test_a_frame_of_80_columns_has_every_column_of_every_request() -> None:
-    lines = frame(view(watched(7, rate=1234.5)), "n", 80, 24).lines
+    lines = top_frame(view(watched(7, rate=1234.5)), "n", 80, 24).lines
 
     assert lines[0] == "streamq top - queue q, 1 request open, by newest"
     assert lines[1] == "3 workers, 3 of 24 slots busy"
@@ -97,7 +97,7 @@ def test_keys_sort_and_scroll() -> None:
     )
 
     def order(key: str) -> list[int]:
-        return [int(name[-3:]) for name in frame(found, key, 80, 24).shown]
+        return [int(name[-3:]) for name in top_frame(found, key, 80, 24).shown]
 
     assert [order(key) for key in "nprfl"] == [
         [3, 2, 1],
@@ -107,9 +107,9 @@ def test_keys_sort_and_scroll() -> None:
         [2, 3, 1],
     ]
     many = view(*map(watched, range(100)))
-    top = frame(many, "n", 80, 24)
-    down = frame(many, "n", 80, 24, first=10)
-    end = frame(many, "n", 80, 24, first=10_000)
+    top = top_frame(many, "n", 80, 24)
+    down = top_frame(many, "n", 80, 24, first=10)
+    end = top_frame(many, "n", 80, 24, first=10_000)
     assert top.shown[10:] == down.shown[: len(top.shown) - 10]
     assert end.shown[-1] == "request-000"
     assert end.first == 100 - len(end.shown)
@@ -117,17 +117,17 @@ def test_keys_sort_and_scroll() -> None:
 
 
 def test_characters_that_take_two_columns_move_nothing() -> None:
-    wide, plain = frame(view(watched(2, labels={"a": "日本" * 30}), watched(1)), "n", 80, 24).lines[
-        4:6
-    ]
+    wide, plain = top_frame(
+        view(watched(2, labels={"a": "日本" * 30}), watched(1)), "n", 80, 24
+    ).lines[4:6]
 
     assert cell_len(wide) == len(plain) <= 80
     assert wide.endswith(" 8/8")
 
 
 def test_keys_as_terminals_send_them() -> None:
-    assert split_keys("p\x1b[A\x1bOBq") == ["p", UP, DOWN, "q"]
-    assert split_keys("") == [""]
+    assert split_top_keys("p\x1b[A\x1bOBq") == ["p", UP, DOWN, "q"]
+    assert split_top_keys("") == [""]
 
 
 @ALL_KINDS
