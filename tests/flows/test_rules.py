@@ -1,7 +1,7 @@
 """Each rule of flows: what it promises holds, and does not once the scripts are without it.
 
 ``lua/README.md`` has the rules F1 to F17; those of callbacks, K1 to K4, are in
-``tests/queue/test_callbacks.py``.
+``tests/queue/test_callback_rules.py``.
 """
 
 from collections.abc import Callable
@@ -214,17 +214,39 @@ def test_without_the_rule_it_breaks(rule: str, make: Make) -> None:
 class TestInboxIsEmptiedByItsJoin:
     """F9: who reads an inbox and dies leaves it to the next."""
 
-    def test_inputs_are_there_until_the_part_is_finished(
-        self, make: Make, protocol: Protocol
-    ) -> None:
+    @staticmethod
+    def read_by_one_that_dies(make: Make, protocol: Protocol) -> None:
         flow = make(SPREAD, 1)
         whole_group(flow)
         first = protocol.inbox_of_group(flow[3].id, "1")
-        assert set(flow[3].inbox()) == {"1/0", "1/1", "1/2"}
-        assert flow.groups() == {"1": 0, "1#": 2, "1@": 1}
         lost_lease(flow[3])
 
         assert protocol.inbox_of_group(flow[3].id, "1") == first
+
+    def test_with_the_rule_it_holds(self, make: Make, protocol: Protocol) -> None:
+        self.read_by_one_that_dies(make, protocol)
+
+    def test_without_the_rule_it_breaks(
+        self, make: Make, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = Protocol.inbox_of_group
+
+        def emptied(self: Protocol, place: str, origin: str) -> list[bytes | None]:
+            found = read(self, place, origin)
+            self.connection.redis.delete(self.keys(place).got)
+            return found
+
+        monkeypatch.setattr(Protocol, "inbox_of_group", emptied)
+        with pytest.raises(AssertionError):
+            self.read_by_one_that_dies(make, protocol)
+
+    def test_inputs_are_there_until_the_part_is_finished(self, make: Make) -> None:
+        flow = make(SPREAD, 1)
+        whole_group(flow)
+        assert set(flow[3].inbox()) == {"1/0", "1/1", "1/2"}
+        assert flow.groups() == {"1": 0, "1#": 2, "1@": 1}
+
         flow[3].run()
+
         assert flow[3].inbox() == {}
         assert flow.groups() == {}
