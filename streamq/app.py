@@ -311,7 +311,7 @@ def _handler_parameters(
         signature.bind(None, **context)
         takes_two = False
     except TypeError as error:
-        takes_two = not is_map and _takes_two_parameters(signature, context)
+        takes_two = not is_map and _handler_takes_two_parameters(signature, context)
         if not takes_two:
             raise InvalidValue(
                 f"handler {name} is called with a record or a part, and its Context if it has one "
@@ -320,14 +320,14 @@ def _handler_parameters(
     first, *others = (p for p in signature.parameters if p != context_name)
     second = hints.get(others[0], inspect.Parameter.empty) if takes_two else ...
     annotation = hints.get(first, inspect.Parameter.empty)
-    if is_map and (kind := table_kind(annotation)):
+    if is_map and (kind := table_kind_of_handler(annotation)):
         raise InvalidValue(
             f"handler {name} takes a {kind}, which is a whole part: register it with handler, "
             "not with map"
         )
     try:
         if annotation is not inspect.Parameter.empty:
-            msgspec.json.Decoder(_checked_type(annotation))
+            msgspec.json.Decoder(_checked_type_for_handler(annotation))
     except TypeError as error:
         raise InvalidValue(f"handler {name}: {annotation} cannot be decoded: {error}") from None
     return annotation, context_name, second
@@ -338,23 +338,23 @@ def _handler_parameters(
 _TABLES = ("pyarrow.Table", "pyarrow.RecordBatch", "polars.DataFrame", "pandas.DataFrame")
 
 
-def table_kind(annotation: Any) -> str:
+def table_kind_of_handler(annotation: Any) -> str:
     """Return which type of table an annotation is, such as ``pyarrow.Table``; "" for no table."""
     library = str(getattr(annotation, "__module__", "")).partition(".")[0]
     name = f"{library}.{getattr(annotation, '__name__', '')}"
     return name if name in _TABLES else ""
 
 
-def takes_table(function: Callable[..., Any]) -> bool:
+def handler_takes_table(function: Callable[..., Any]) -> bool:
     """Return whether a parameter of a function is annotated with a type of table."""
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):
         return False
-    return any(table_kind(hint) for name, hint in hints.items() if name != "return")
+    return any(table_kind_of_handler(hint) for name, hint in hints.items() if name != "return")
 
 
-def is_iterator(annotation: Any) -> bool:
+def handler_is_iterator(annotation: Any) -> bool:
     """Return whether the annotation is that of a reduce's handler: ``Iterator[Page]``."""
     return typing.get_origin(annotation) in (Iterator, Iterable) or annotation in (
         Iterator,
@@ -362,15 +362,15 @@ def is_iterator(annotation: Any) -> bool:
     )
 
 
-def _checked_type(annotation: Any) -> Any:
+def _checked_type_for_handler(annotation: Any) -> Any:
     """Return the type that can be decoded: of an iterator, that of what it yields."""
-    if not is_iterator(annotation):
+    if not handler_is_iterator(annotation):
         return annotation
     args = typing.get_args(annotation)
     return args[0] if args else Any
 
 
-def _takes_two_parameters(signature: inspect.Signature, context: dict[str, None]) -> bool:
+def _handler_takes_two_parameters(signature: inspect.Signature, context: dict[str, None]) -> bool:
     """Return whether a function can be called with two values, as the handler of a join is."""
     try:
         signature.bind(None, None, **context)

@@ -79,7 +79,7 @@ def acl(
         streamq acl /etc/valkey/streamq --team shop
     """
     chosen = [units.name(queue, "queue") for queue in queues or ()]
-    scope = rights.Scope(
+    scope = rights.AclScope(
         prefix=units.name(prefix or Settings.from_env().prefix, "prefix"),
         queues=tuple(chosen or ([team] if team else [])),
         team=units.team(team, "--team") if team is not None else "",
@@ -123,7 +123,7 @@ def _check_acl_team(team: str, before: str, file: Path) -> None:
             f"--team adds users to {file}, which is not there yet: run streamq acl {file.parent} "
             "first, for admin and the users that see every team"
         )
-    for other in sorted(rights.teams_in(before) - {team}):
+    for other in sorted(rights.teams_in_acl_file(before) - {team}):
         short, long = sorted((team, other), key=len)
         if long.startswith(units.id_head(short)):
             raise InvalidValue(
@@ -133,7 +133,7 @@ def _check_acl_team(team: str, before: str, file: Path) -> None:
 
 
 def _acl_comment_of_role(user: str) -> str:
-    role, _ = rights.role_of(user)
+    role, _ = rights.role_of_acl_user(user)
     return rights.ROLES[role].says if role else rights.OTHERS[user][0]
 
 

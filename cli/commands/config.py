@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq.driver.url import mask_passwords
+from streamq.driver.url import mask_passwords_of_url
 from streamq.settings import gather_settings, settings_files, variable_of
 
 from .. import render
@@ -47,7 +47,7 @@ def config(
     """
     gathered = gather_settings()
     values = msgspec.structs.asdict(gathered.settings)
-    values["url"] = mask_passwords(values["url"])
+    values["url"] = mask_passwords_of_url(values["url"])
     for secret in ("password", "key"):
         values[secret] = "***" if values[secret] else ""
     settings = [Setting(name, values[name], gathered.origins[name]) for name in values]

@@ -138,14 +138,14 @@ def serve(
     try:
         from streamq.gateway import supervisor
         from streamq.gateway.listener import Tls
-        from streamq.gateway.service import Options, serve_gateway
+        from streamq.gateway.service import ServiceOptions, serve_gateway
 
         if doors.grpc:
             import_module("streamq.gateway.grpc_service")
     except ModuleNotFoundError as error:
         raise _package_missing_to_serve(error) from None
     host, port = _serve_address_option(listen, "--listen")
-    options = Options(
+    options = ServiceOptions(
         host=host,
         port=port,
         queues=tuple(units.name(queue, "queue") for queue in dict.fromkeys(queues)),

@@ -146,7 +146,7 @@ _WITH_SUBCOMMANDS = ("XGROUP",)
 _DIGEST = re.compile(r"\+evalsha\|([0-9a-f]{40})")
 
 
-class Role(msgspec.Struct, frozen=True):
+class AclRole(msgspec.Struct, frozen=True):
     """What users of a role do, and what they need for it."""
 
     says: str
@@ -158,8 +158,8 @@ class Role(msgspec.Struct, frozen=True):
     only_looks: bool = False
 
 
-ROLES: dict[str, Role] = {
-    "loader": Role(
+ROLES: dict[str, AclRole] = {
+    "loader": AclRole(
         "submits and collects requests: load, results, find, set, pause, cancel, retry, purge",
         _LOADER,
         (*_FOLLOW, "hmget", "xpending", "wait", "set", "memory|usage"),
@@ -175,26 +175,26 @@ ROLES: dict[str, Role] = {
             *_FIND,
         ),
     ),
-    "worker": Role(
+    "worker": AclRole(
         "runs parts, and does a janitor's work: worker",
         _WORKER,
         (*_TAKE, "zrange", "hget", "hmget", "hscan", *_ASIDE),
         ("tokens", "used", "news", "open", "workers", "worker", "aside", "got", "groups", "kids"),
     ),
-    "janitor": Role(
+    "janitor": AclRole(
         "takes back the parts of dead workers: janitor",
         _JANITOR,
         ("zrange", "hget", _LOADED, *_ASIDE),
         ("used", "workers", "worker", "aside"),
     ),
-    "reader": Role(
+    "reader": AclRole(
         "looks, and changes nothing: status, ls, top, workers, wait, errors, find, doctor",
         ("inspect", "locate"),
         _LOOK,
         _LOOKED_AT,
         only_looks=True,
     ),
-    "gateway": Role(
+    "gateway": AclRole(
         "serves workers and loaders elsewhere: serve",
         (*_LOADER, *_WORKER, *_WATCH),
         (*_LOOK, "wait", "set", "memory|usage", *_TAKE, *_ASIDE),
@@ -214,7 +214,7 @@ ROLES: dict[str, Role] = {
             "queue_sync",
         ),
     ),
-    "runner": Role(
+    "runner": AclRole(
         "is loader and worker at once: run --url",
         (*_LOADER, *_WORKER, *_WATCH),
         (*_LOOK, "wait", "set", "memory|usage", *_TAKE, *_ASIDE),
@@ -255,7 +255,7 @@ OTHERS: dict[str, tuple[str, str]] = {
 DEFAULT = "user default off resetkeys resetchannels -@all"
 
 
-class Scope(msgspec.Struct, frozen=True):
+class AclScope(msgspec.Struct, frozen=True):
     """What the rights of users extend to."""
 
     prefix: str = PREFIX
@@ -273,7 +273,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 def acl_file_text(
-    passwords: Mapping[str, str], scope: Scope, before: str, *, is_keeping: bool
+    passwords: Mapping[str, str], scope: AclScope, before: str, *, is_keeping: bool
 ) -> str:
     """Return an ACL file with the users that have a password, and those of other scopes.
 
@@ -288,35 +288,37 @@ def acl_file_text(
             _, rights = OTHERS[user]
         else:
             digests = _digests_in_acl_file(before, user) if is_keeping else []
-            rights = " ".join(rights_of(role_of(user)[0], scope, digests))
+            rights = " ".join(acl_rights_of_role(role_of_acl_user(user)[0], scope, digests))
         lines.append(f"{login} {rights}")
     mine = {"default", *passwords}
-    lines += [line for line in before.splitlines() if (user_of(line) or "default") not in mine]
+    lines += [
+        line for line in before.splitlines() if (user_of_acl_line(line) or "default") not in mine
+    ]
     return "\n".join(lines) + "\n"
 
 
-def teams_in(text: str) -> set[str]:
+def teams_in_acl_file(text: str) -> set[str]:
     """Return the teams whose users are in an ACL file."""
-    return {role_of(user_of(line))[1] for line in text.splitlines()} - {""}
+    return {role_of_acl_user(user_of_acl_line(line))[1] for line in text.splitlines()} - {""}
 
 
-def user_of(line: str) -> str:
+def user_of_acl_line(line: str) -> str:
     """Return the user that a line of an ACL file is about; "" for other lines."""
     word, _, rest = line.partition(" ")
     return rest.partition(" ")[0] if word == "user" else ""
 
 
-def role_of(user: str) -> tuple[str, str]:
+def role_of_acl_user(user: str) -> tuple[str, str]:
     """Return the role that a user is named after, "" if none, and the user's team, if any."""
     team, _, role = user.rpartition("-")
     return (role, team) if role in ROLES else ("", "")
 
 
-def rights_of(name: str, scope: Scope, digests: Iterable[str] = ()) -> list[str]:
+def acl_rights_of_role(name: str, scope: AclScope, digests: Iterable[str] = ()) -> list[str]:
     """Return a role's rights, in the words of the server's ACL."""
     role = ROLES[name]
     allowed = sorted({*map(lua.script_digest, role.scripts), *digests})
-    patterns, channels = _patterns_of_role(role, scope)
+    patterns, channels = _acl_patterns_of_role(role, scope)
     not_allowed = {*(_OF_ALL_TEAMS if scope.team else ())}
     if name not in scope.loading:
         not_allowed.add(_LOAD)
@@ -326,12 +328,12 @@ def rights_of(name: str, scope: Scope, digests: Iterable[str] = ()) -> list[str]
         "-@all",
         *(f"~{pattern}" for pattern in patterns),
         *(f"&{channel}" for channel in channels),
-        *(f"+{command}" for command in commands_of_role(role) if command not in not_allowed),
+        *(f"+{command}" for command in acl_commands_of_role(role) if command not in not_allowed),
         *(f"+evalsha|{digest}" for digest in allowed),
     ]
 
 
-def commands_of_role(role: Role) -> list[str]:
+def acl_commands_of_role(role: AclRole) -> list[str]:
     """Return the commands a role uses, in scripts and outside of them."""
     used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
@@ -341,7 +343,7 @@ def commands_of_role(role: Role) -> list[str]:
     return sorted(used)
 
 
-class Trial(msgspec.Struct, frozen=True):
+class AclTrial(msgspec.Struct, frozen=True):
     """A call that a role makes: what it is for, how it begins, and with what to fill it up."""
 
     what: str
@@ -349,7 +351,7 @@ class Trial(msgspec.Struct, frozen=True):
     filling: str = ""
 
 
-def trials_of_role(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Trial]:
+def acl_trials_of_role(name: str, prefix: str, queue: str, team: str = "") -> Iterator[AclTrial]:
     """Yield a call for each script, key and command that a role, or that of a team, needs.
 
     A role can do without the right to load scripts, as long as a user who has it loads them.
@@ -362,26 +364,27 @@ def trials_of_role(name: str, prefix: str, queue: str, team: str = "") -> Iterat
     keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")
     for script in role.scripts:
         own = [
-            _key_of_request_or_queue(key, request, keys) for key in lua.script_signature(script)[0]
+            _acl_key_of_request_or_queue(key, request, keys)
+            for key in lua.script_signature(script)[0]
         ]
         words = ("EVALSHA", lua.script_digest(script), str(len(own)), *own)
-        yield Trial(f"run {script}", words)
+        yield AclTrial(f"run {script}", words)
     for key in role.keys:
-        spelt = _key_of_request_or_queue(key, request, keys)
-        yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
-    for command in commands_of_role(role):
+        spelt = _acl_key_of_request_or_queue(key, request, keys)
+        yield AclTrial(f"read {spelt}", ("HGET", spelt, "field"))
+    for command in acl_commands_of_role(role):
         if command in optional:
             continue
         filling = request.events if "subscribe" in command or command == "spublish" else spelt
-        yield Trial(command, tuple(command.split("|")), filling)
+        yield AclTrial(command, tuple(command.split("|")), filling)
 
 
-def _key_of_request_or_queue(name: str, request: RequestKeys, keys: QueueKeys) -> str:
+def _acl_key_of_request_or_queue(name: str, request: RequestKeys, keys: QueueKeys) -> str:
     is_queue = not hasattr(request, name)
     return str(getattr(keys, name.removeprefix("queue_")) if is_queue else getattr(request, name))
 
 
-def _patterns_of_role(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
+def _acl_patterns_of_role(role: AclRole, scope: AclScope) -> tuple[list[str], list[str]]:
     """Return patterns of the keys and of the channels that a role touches."""
     names = {key for script in role.scripts for key in lua.script_signature(script)[0]} | {
         *role.keys
@@ -412,5 +415,5 @@ def _patterns_of_role(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
 
 
 def _digests_in_acl_file(text: str, user: str) -> list[str]:
-    lines = (line for line in text.splitlines() if user_of(line) == user)
+    lines = (line for line in text.splitlines() if user_of_acl_line(line) == user)
     return [digest for line in lines for digest in _DIGEST.findall(line)]

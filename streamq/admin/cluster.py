@@ -77,20 +77,20 @@ def create_cluster(
         ServerError: a node cannot be used, has data, or belongs to another cluster.
     """
     places = target.hosts
-    primaries = _number_of_primaries(len(set(places)), len(places), replicas)
+    primaries = _primaries_of_new_cluster(len(set(places)), len(places), replicas)
     if not is_insecure:
-        refuse_open(target, ", ".join(_host_and_port(*place) for place in places))
+        refuse_open(target, ", ".join(_host_and_port_of_cluster(*place) for place in places))
     if is_waiting:
         _wait_until_nodes_answer(target, timeout_s)
-    with _connected_nodes(places, target) as peers:
+    with _connected_cluster_nodes(places, target) as peers:
         views = {peer.name: topology.view_of_nodes(peer) for peer in peers}
         _refuse_same_node_twice(peers, views)
         if _is_wanted_cluster(list(views.values()), primaries, replicas):
             topology.settle_cluster(peers, timeout_s)
             return False
-        groups = arranged_groups(peers, replicas)
+        groups = arranged_cluster_groups(peers, replicas)
         for peer in peers:
-            _refuse_used_node(peer, peers, views)
+            _refuse_used_cluster_node(peer, peers, views)
         _refuse_other_layout(groups, views)
         if replicas and "password" in target.options:
             _refuse_without_masterauth(peers)
@@ -112,14 +112,14 @@ def _wait_until_nodes_answer(target: ServerURL, timeout_s: float) -> None:
                 time.sleep(_POLL_S)
 
 
-def arranged_groups(peers: Sequence[Peer], replicas: int) -> Groups:
+def arranged_cluster_groups(peers: Sequence[Peer], replicas: int) -> Groups:
     """Return groups with primaries on as many machines as possible, and replicas on others."""
     spread = _nodes_by_machine_in_turn(peers)
     count = len(peers) // (1 + replicas)
     groups = [[peer] for peer in spread[:count]]
     for begin in range(count, len(spread), count):
         newcomers = spread[begin : begin + count]
-        placed = _groups_with_newcomers(newcomers, groups)
+        placed = _cluster_groups_with_newcomers(newcomers, groups)
         left = [peer for peer in newcomers if peer not in placed.values()]
         for index, group in enumerate(groups):
             group.append(placed[index] if index in placed else left.pop(0))
@@ -136,7 +136,7 @@ def status_of_cluster(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
     if not places:
         raise InvalidValue("a cluster is reached by host and port, not by a socket")
     if not is_insecure:
-        refuse_open(target, ", ".join(_host_and_port(*place) for place in places))
+        refuse_open(target, ", ".join(_host_and_port_of_cluster(*place) for place in places))
     with ExitStack() as stack:
         first = stack.enter_context(_first_node_that_answers(places, target))
         _refuse_node_without_cluster(first)
@@ -145,13 +145,13 @@ def status_of_cluster(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
         for member in known.values():
             place = (member.host or first.machine, member.port)
             try:
-                peers[member.id] = stack.enter_context(_connected_node(place, target))
+                peers[member.id] = stack.enter_context(_connected_cluster_node(place, target))
             except ServerUnreachable:
                 continue
         return _cluster_status(first, known, peers)
 
 
-def _number_of_primaries(distinct: int, count: int, replicas: int) -> int:
+def _primaries_of_new_cluster(distinct: int, count: int, replicas: int) -> int:
     if distinct < count:
         raise InvalidValue("a node is given twice")
     primaries, left = divmod(count, 1 + replicas)
@@ -169,10 +169,10 @@ def _number_of_primaries(distinct: int, count: int, replicas: int) -> int:
 
 
 @contextmanager
-def _connected_node(place: tuple[str, int], target: ServerURL) -> Generator[Peer]:
+def _connected_cluster_node(place: tuple[str, int], target: ServerURL) -> Generator[Peer]:
     host, port = place
     node = NodeClient(target, host, port)
-    name = _host_and_port(host, port)
+    name = _host_and_port_of_cluster(host, port)
     try:
         # CLUSTER MEET takes addresses, not names.
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -184,9 +184,11 @@ def _connected_node(place: tuple[str, int], target: ServerURL) -> Generator[Peer
 
 
 @contextmanager
-def _connected_nodes(places: Iterable[tuple[str, int]], target: ServerURL) -> Generator[list[Peer]]:
+def _connected_cluster_nodes(
+    places: Iterable[tuple[str, int]], target: ServerURL
+) -> Generator[list[Peer]]:
     with ExitStack() as stack:
-        peers = [stack.enter_context(_connected_node(place, target)) for place in places]
+        peers = [stack.enter_context(_connected_cluster_node(place, target)) for place in places]
         for peer in peers:
             _refuse_node_without_cluster(peer)
         yield peers
@@ -200,7 +202,7 @@ def _first_node_that_answers(
     with ExitStack() as stack:
         for index, place in enumerate(places):
             try:
-                peer = stack.enter_context(_connected_node(place, target))
+                peer = stack.enter_context(_connected_cluster_node(place, target))
                 break
             except ServerUnreachable:
                 if index == len(places) - 1:
@@ -221,7 +223,7 @@ def _refuse_same_node_twice(peers: Sequence[Peer], views: dict[str, View]) -> No
             raise InvalidValue(f"{twin} and {peer.name} are one and the same server")
 
 
-def _refuse_used_node(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> None:
+def _refuse_used_cluster_node(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> None:
     """Raise unless the server knows only the given servers and has no keys.
 
     A node that the server has just been introduced to has a made-up id until it answers: such a
@@ -236,9 +238,11 @@ def _refuse_used_node(peer: Peer, peers: Iterable[Peer], views: dict[str, View])
         and not ("handshake" in member.flags and (member.host, member.port) in places)
     ]
     if strangers:
-        others = ", ".join(sorted(_host_and_port(member.host, member.port) for member in strangers))
+        others = ", ".join(
+            sorted(_host_and_port_of_cluster(member.host, member.port) for member in strangers)
+        )
         raise ServerRefused(f"{peer.name} is already in a cluster, with {others}")
-    keys = _number_of_keys(peer)
+    keys = _keys_of_cluster_node(peer)
     if keys:
         raise ServerRefused(
             f"{peer.name} has data ({keys} keys): only empty servers are made into a cluster"
@@ -285,10 +289,10 @@ def _is_wanted_cluster(views: list[View], primaries: int, replicas: int) -> bool
             followers[member.primary] += 1
     is_agreed = len({topology.shape_of_cluster(each) for each in views}) == 1
     is_asked = list(followers.values()) == [replicas] * primaries
-    return is_agreed and is_asked and _slots_served(known.values()) == SLOTS
+    return is_agreed and is_asked and _slots_that_cluster_serves(known.values()) == SLOTS
 
 
-def _slots_served(members: Iterable[ClusterMember]) -> int:
+def _slots_that_cluster_serves(members: Iterable[ClusterMember]) -> int:
     return sum(last - first + 1 for member in members for first, last in member.slots)
 
 
@@ -301,7 +305,7 @@ def _nodes_by_machine_in_turn(peers: Sequence[Peer]) -> list[Peer]:
     return [row[i] for i in range(longest) for row in machines.values() if i < len(row)]
 
 
-def _groups_with_newcomers(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
+def _cluster_groups_with_newcomers(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
     """Place as many newcomers as possible, each in a group with no node on its machine."""
     placed: dict[int, Peer] = {}
 
@@ -321,23 +325,23 @@ def _groups_with_newcomers(newcomers: Sequence[Peer], groups: Groups) -> dict[in
     return placed
 
 
-def _number_of_keys(peer: Peer) -> int:
+def _keys_of_cluster_node(peer: Peer) -> int:
     lines = peer.ask("INFO", "keyspace").splitlines()
     counts = (line.partition("keys=")[2].partition(",")[0] for line in lines if "keys=" in line)
     return sum(map(int, counts))
 
 
-def _host_and_port(host: str, port: int) -> str:
+def _host_and_port_of_cluster(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _cluster_status(first: Peer, known: View, peers: dict[str, Peer]) -> ClusterStatus:
     names = {
-        member.id: _host_and_port(member.host or first.machine, member.port)
+        member.id: _host_and_port_of_cluster(member.host or first.machine, member.port)
         for member in known.values()
     }
     nodes = []
-    for member in sorted(known.values(), key=partial(_node_rank, known)):
+    for member in sorted(known.values(), key=partial(_rank_of_cluster_node, known)):
         reached = peers.get(member.id)
         nodes.append(
             NodeStatus(
@@ -347,20 +351,20 @@ def _cluster_status(first: Peer, known: View, peers: dict[str, Peer]) -> Cluster
                 state="failed" if member.is_failed else "ok" if reached else "unreachable",
                 primary=names.get(member.primary),
                 slots=member.slots,
-                keys=_number_of_keys(reached) if reached else None,
+                keys=_keys_of_cluster_node(reached) if reached else None,
             )
         )
     problems = tuple(_cluster_problems(known, nodes, peers))
     is_up = topology.is_cluster_ok(first)
     return ClusterStatus(
         state="down" if not is_up else "degraded" if problems else "ok",
-        slots=_slots_served(known.values()),
+        slots=_slots_that_cluster_serves(known.values()),
         nodes=tuple(nodes),
         problems=problems,
     )
 
 
-def _node_rank(known: View, member: ClusterMember) -> tuple[object, ...]:
+def _rank_of_cluster_node(known: View, member: ClusterMember) -> tuple[object, ...]:
     """Return a key that sorts primaries by their slots, and replicas behind their primary."""
     leader = known.get(member.primary, member)
     return leader.slots, leader.id, member.primary, member.port
@@ -369,7 +373,7 @@ def _node_rank(known: View, member: ClusterMember) -> tuple[object, ...]:
 def _cluster_problems(
     known: View, nodes: Sequence[NodeStatus], peers: dict[str, Peer]
 ) -> Generator[str]:
-    missing = SLOTS - _slots_served(known.values())
+    missing = SLOTS - _slots_that_cluster_serves(known.values())
     if missing:
         yield f"{missing} of {SLOTS} slots are served by nobody"
     for node in nodes:
@@ -377,15 +381,15 @@ def _cluster_problems(
             yield f"{node.address} is down, say the others"
         elif node.state == "unreachable":
             yield f"{node.address} does not answer here"
-    yield from _replica_problems(known, nodes, peers)
+    yield from _cluster_problems_of_replicas(known, nodes, peers)
     for id_, peer in peers.items():
         if topology.shape_of_cluster(topology.view_of_nodes(peer)) != topology.shape_of_cluster(
             known
         ):
-            yield f"{_node_address(nodes, id_)} sees another cluster than the first node asked"
+            yield f"{_cluster_address(nodes, id_)} sees another cluster than the first node asked"
 
 
-def _replica_problems(
+def _cluster_problems_of_replicas(
     known: View, nodes: Sequence[NodeStatus], peers: dict[str, Peer]
 ) -> Generator[str]:
     for node in nodes:
@@ -398,5 +402,5 @@ def _replica_problems(
             yield f"{node.address} has no replica, others have"
 
 
-def _node_address(nodes: Sequence[NodeStatus], id_: str) -> str:
+def _cluster_address(nodes: Sequence[NodeStatus], id_: str) -> str:
     return next(node.address for node in nodes if node.id == id_)

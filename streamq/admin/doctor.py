@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from streamq.admin.probe import Books, Probe
+from streamq.admin.probe import Probe, ProbedBooks
 from streamq.admin.server_checks import FAIL, MOST_QUEUES, OK, WARN, Examiner, Finding, ServerChecks
 from streamq.errors import Damaged, RequestNewer, RequestUnknown, ServerError
 from streamq.model import State
@@ -219,14 +219,14 @@ def _damage_found(what: str, error: str) -> Finding:
     )
 
 
-def _request_complaints(books: Books) -> Iterator[tuple[str, str]]:
+def _request_complaints(books: ProbedBooks) -> Iterator[tuple[str, str]]:
     """Yield what does not add up in the counts of a live request, and what stands still."""
     if books.request.state.is_live:
         yield from _request_miscounts(books)
         yield from _request_standstills(books)
 
 
-def _request_miscounts(books: Books) -> Iterator[tuple[str, str]]:
+def _request_miscounts(books: ProbedBooks) -> Iterator[tuple[str, str]]:
     count = books.request.count
     total, done, failed = count("total"), count("done"), count("failed")
     left = total - done - failed + (books.request.state is State.LOADING)
@@ -242,7 +242,7 @@ def _request_miscounts(books: Books) -> Iterator[tuple[str, str]]:
         yield "parts", f"holder {holder} has parts and no lease"
 
 
-def _request_standstills(books: Books) -> Iterator[tuple[str, str]]:
+def _request_standstills(books: ProbedBooks) -> Iterator[tuple[str, str]]:
     for holder, ms in books.expired.items():
         # A janitor looks every few seconds.
         if ms > UNSWEPT_MS:

@@ -16,7 +16,7 @@ from streamq.protocol.script_cache import ScriptCache
 from streamq.protocol.snapshot import Snapshot
 
 
-class Clock(msgspec.Struct, frozen=True):
+class ProbedClock(msgspec.Struct, frozen=True):
     """A server's clock beside ours."""
 
     #: How far the server's clock is ahead of ours, and how long the answer took.
@@ -24,7 +24,7 @@ class Clock(msgspec.Struct, frozen=True):
     trip_s: float
 
 
-class Books(msgspec.Struct, frozen=True):
+class ProbedBooks(msgspec.Struct, frozen=True):
     """What is stored about a request, in its own keys and in its queue's."""
 
     request: Snapshot
@@ -72,14 +72,14 @@ class Probe:
         found: dict[str, Any] = self.ask(node, "INFO", section)
         return found
 
-    def clock(self, node: Any) -> Clock:
+    def clock(self, node: Any) -> ProbedClock:
         """Compare a node's clock with ours: the quickest of three answers counts."""
         seen = []
         for _ in range(3):
             begun, before = time.monotonic(), time.time()
             seconds, micros = self.ask(node, "TIME")
             trip_s = time.monotonic() - begun
-            seen.append(Clock(int(seconds) + int(micros) / 1e6 - before - trip_s / 2, trip_s))
+            seen.append(ProbedClock(int(seconds) + int(micros) / 1e6 - before - trip_s / 2, trip_s))
         return min(seen, key=lambda clock: clock.trip_s)
 
     def slots(self) -> list[tuple[int, int]]:
@@ -155,7 +155,7 @@ class Probe:
             first = self._connection.redis.zrange(key, 0, 0, withscores=True)
         return max(0.0, now_ms - float(first[0][1])) if first else 0.0
 
-    def books(self, request_id: str) -> Books:
+    def books(self, request_id: str) -> ProbedBooks:
         """Read what is stored about a request.
 
         It is read in several steps, so the numbers of a live request may not add up.
@@ -167,7 +167,7 @@ class Probe:
         with damaged_if_unreadable(f"what the server has of {request_id}"):
             return self._books(request_id)
 
-    def _books(self, request_id: str) -> Books:
+    def _books(self, request_id: str) -> ProbedBooks:
         found = self._protocol.inspect(request_id)
         now_ms = found.count("now_ms")
         own = self._protocol.keys(request_id)
@@ -186,8 +186,8 @@ class Probe:
                 pipe.zcount(own.retry, "-inf", now_ms)
                 held, pending, tokens, look_ms, entries, due = pipe.execute()
         leases = {name.decode(): at for name, at in held}
-        holders = dict(_pending_by_holder(pending))
-        return Books(
+        holders = dict(_probed_pending_by_holder(pending))
+        return ProbedBooks(
             request=found,
             entries=entries,
             pending=sum(holders.values()),
@@ -199,7 +199,7 @@ class Probe:
         )
 
 
-def _pending_by_holder(reply: Any) -> Iterable[tuple[str, int]]:
+def _probed_pending_by_holder(reply: Any) -> Iterable[tuple[str, int]]:
     """Return the number of pending entries of each consumer, from the reply to XPENDING."""
     if isinstance(reply, dict):
         return [(each["name"].decode(), int(each["pending"])) for each in reply["consumers"]]

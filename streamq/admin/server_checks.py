@@ -73,7 +73,7 @@ class ServerChecks(Examiner):
         """``queues``: the user should have rights on at least one of them."""
         super().__init__(probe, is_mending=is_mending)
         self._queues = queues or ["default"]
-        self._asked: dict[tuple[Any, acl.Trial], bool] = {}
+        self._asked: dict[tuple[Any, acl.AclTrial], bool] = {}
 
     def all(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
         """Yield every check, with its name."""
@@ -200,11 +200,11 @@ class ServerChecks(Examiner):
     def _rights(self) -> Iterator[Finding]:
         user = self._whoami()
         # A user named after a role should have that role; any other user at least one role.
-        own, team = acl.role_of(user)
+        own, team = acl.role_of_acl_user(user)
         roles = [own] if own else list(acl.ROLES)
         for node in self._probe.primaries():
             missing = {name: self._lacks(node, user, name, team) for name in roles}
-            able = _roles_in_no_other(name for name, lacks in missing.items() if not lacks)
+            able = _checked_roles_in_no_other(name for name, lacks in missing.items() if not lacks)
             where = f"{self._probe.name(node)}: user {user}"
             if able:
                 says = f"{where} may be {', '.join(able)}"
@@ -225,14 +225,14 @@ class ServerChecks(Examiner):
         """Return what a role does and the user may not do, on the queue where that is least."""
         lacks = []
         for queue in self._queues:
-            trials = list(acl.trials_of_role(role, self._probe.prefix, queue, team))
+            trials = list(acl.acl_trials_of_role(role, self._probe.prefix, queue, team))
             may = self._may(node, user, trials)
             lacks.append(
                 [trial.what for trial, is_so in zip(trials, may, strict=True) if not is_so]
             )
         return min(lacks, key=len)
 
-    def _may(self, node: Any, user: str, trials: list[acl.Trial]) -> list[bool]:
+    def _may(self, node: Any, user: str, trials: list[acl.AclTrial]) -> list[bool]:
         new = [each for each in trials if (node, each) not in self._asked]
         told = self._probe.may(node, user, [(each.words, each.filling) for each in new])
         self._asked.update(zip([(node, each) for each in new], told, strict=True))
@@ -264,7 +264,7 @@ class ServerChecks(Examiner):
             yield Finding(check="scripts", verdict=OK, says=says)
 
 
-def _roles_in_no_other(names: Iterable[str]) -> list[str]:
+def _checked_roles_in_no_other(names: Iterable[str]) -> list[str]:
     """Return those of the roles that no other one of them includes."""
     scripts_of = {name: set(acl.ROLES[name].scripts) for name in names}
     return [

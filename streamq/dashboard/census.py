@@ -251,14 +251,14 @@ class Census:
             if "/" in request_id:
                 stages.setdefault(request_id.partition("/")[0], []).append(known)
         found = [
-            _whole_of_stages([known, *stages.pop(request_id, ())])
+            _census_of_stages([known, *stages.pop(request_id, ())])
             for request_id, known in self.requests.items()
             if "/" not in request_id
         ]
         # Where the first stage of a flow is in another queue, its other stages are shown one by
         # one.
         others = [known for some in stages.values() for known in some]
-        return found + [_whole_of_stages([each]) for each in others if each.status.state.is_live]
+        return found + [_census_of_stages([each]) for each in others if each.status.state.is_live]
 
     def slots_of(self, handler: str) -> tuple[int, int]:
         """Return how many slots can run the handler, and how many of these are busy."""
@@ -322,7 +322,7 @@ def limit_of_stages(stages: Sequence[Status]) -> int:
     return sum(each.limit for each in able or stages[:1])
 
 
-def _whole_of_stages(found: list[KnownRequest]) -> Whole:
+def _census_of_stages(found: list[KnownRequest]) -> Whole:
     found.sort(key=lambda each: int(each.status.id.partition("/")[2] or 1))
     stages = [each.status for each in found]
     status = stages[0]

@@ -33,7 +33,7 @@ _HOLES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Failures with the same error and the same pattern of their messages."""
 
     error: str
@@ -53,16 +53,16 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     stage: int = 0
 
 
-class Groups(msgspec.Struct, frozen=True, kw_only=True):
+class FailureGroups(msgspec.Struct, frozen=True, kw_only=True):
     """The failures of a request."""
 
     #: Parts that failed, and how many of them were read.
     parts: int
     sample: int
-    groups: list[Group]
+    groups: list[FailureGroup]
 
 
-def pattern_of(message: str) -> str:
+def pattern_of_failures(message: str) -> str:
     """Return the message with holes in place of what differs from one failure to the next."""
     shown = message[:_MESSAGE_CHARS]
     for found, hole in _HOLES:
@@ -70,7 +70,7 @@ def pattern_of(message: str) -> str:
     return shown
 
 
-def read_failures(text: bytes, number: int) -> list[Failure]:
+def read_failures_of_part(text: bytes, number: int) -> list[Failure]:
     """Return what is kept of a part that failed: one failure, or one for each record."""
     try:
         found = msgspec.json.decode(text, type=list[Failure])
@@ -79,13 +79,15 @@ def read_failures(text: bytes, number: int) -> list[Failure]:
     return [msgspec.structs.replace(each, part=number) for each in found]
 
 
-def read_groups(protocol: Protocol, request_id: str, *, traces: bool) -> Groups:
+def read_failure_groups(protocol: Protocol, request_id: str, *, traces: bool) -> FailureGroups:
     """Read a sample of the failures, and group them. ``traces``: tell tracebacks, too.
 
     Of a flow, each stage has its own groups.
     """
     places = places_of_stages(protocol.inspect(request_id))
-    found = [_groups_of(protocol, place, SAMPLE // len(places), traces=traces) for place in places]
+    found = [
+        _failure_groups(protocol, place, SAMPLE // len(places), traces=traces) for place in places
+    ]
     if len(places) == 1:
         return found[0]
     groups = [
@@ -94,32 +96,34 @@ def read_groups(protocol: Protocol, request_id: str, *, traces: bool) -> Groups:
         for group in of_stage.groups
     ]
     groups.sort(key=lambda each: -each.about)
-    return Groups(
+    return FailureGroups(
         parts=sum(each.parts for each in found),
         sample=sum(each.sample for each in found),
         groups=groups[:MOST_GROUPS],
     )
 
 
-def _groups_of(protocol: Protocol, place: str, most: int, *, traces: bool) -> Groups:
+def _failure_groups(protocol: Protocol, place: str, most: int, *, traces: bool) -> FailureGroups:
     total_parts = protocol.inspect(place).count("total")
     parts, found = glances.sample_failures(protocol, place, most)
     by_kind: dict[tuple[str, str], list[Failure]] = {}
     for number, text in found:
-        for failure in read_failures(text, number):
-            by_kind.setdefault((failure.error, pattern_of(failure.message)), []).append(failure)
+        for failure in read_failures_of_part(text, number):
+            by_kind.setdefault((failure.error, pattern_of_failures(failure.message)), []).append(
+                failure
+            )
     scale = parts / len(found) if found else 1.0
     groups = [
         _group_of_failures(kind, some, scale, total_parts, traces=traces)
         for kind, some in by_kind.items()
     ]
     groups.sort(key=lambda each: (-each.count, each.error, each.pattern))
-    return Groups(parts=parts, sample=len(found), groups=groups[:MOST_GROUPS])
+    return FailureGroups(parts=parts, sample=len(found), groups=groups[:MOST_GROUPS])
 
 
 def _group_of_failures(
     kind: tuple[str, str], some: list[Failure], scale: float, total_parts: int, *, traces: bool
-) -> Group:
+) -> FailureGroup:
     where = [0] * STRETCHES
     sources: dict[str, int] = {}
     for failure in some:
@@ -127,7 +131,7 @@ def _group_of_failures(
         where[min(STRETCHES - 1, place)] += 1
         sources[failure.source] = sources.get(failure.source, 0) + 1
     source = max(sources, key=lambda name: (bool(name), sources[name]))
-    return Group(
+    return FailureGroup(
         error=kind[0],
         pattern=kind[1],
         count=len(some),
@@ -147,12 +151,12 @@ def _shortened_failure(failure: Failure, *, traces: bool) -> Failure:
     return msgspec.structs.replace(failure, message=message, traceback=trace)
 
 
-def parts_of_group(
+def parts_of_failure_group(
     failures: Iterable[tuple[int, bytes]], error: str, pattern: str
 ) -> Iterator[int]:
     """Yield the numbers of the parts with a failure of this group."""
     for number, text in failures:
-        for failure in read_failures(text, number):
-            if failure.error == error and pattern_of(failure.message) == pattern:
+        for failure in read_failures_of_part(text, number):
+            if failure.error == error and pattern_of_failures(failure.message) == pattern:
                 yield number
                 break

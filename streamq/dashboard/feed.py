@@ -15,7 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamq.dashboard.ends import Ends
-from streamq.dashboard.samplers import Censuses, Sampler, event_of_sample, sampler_of_topic
+from streamq.dashboard.samplers import (
+    CensusesForSamplers,
+    Sampler,
+    event_of_sample,
+    sampler_of_topic,
+)
 from streamq.errors import Damaged, RequestUnknown, ServerError, StreamqError
 from streamq.protocol.protocol import Protocol
 
@@ -84,7 +89,7 @@ class Feed:
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
-        self._censuses = Censuses(protocol)
+        self._censuses = CensusesForSamplers(protocol)
         self._topics: dict[str, Topic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers = ThreadPoolExecutor(READERS, "feed")

@@ -59,7 +59,7 @@ def make_report(protocol: Protocol, request_id: str, points: list[Point] | None 
                 "spec": snapshot.spec,
             },
             f"m:{request_id}": read_map(protocol, request_id),
-            f"f:{request_id}": failures.read_groups(protocol, request_id, traces=False),
+            f"f:{request_id}": failures.read_failure_groups(protocol, request_id, traces=False),
             f"l:{status.queue}": {"changes": changes},
         },
         "points": {f"r:{request_id}": curve.points},
@@ -70,7 +70,7 @@ def make_report(protocol: Protocol, request_id: str, points: list[Point] | None 
 def _report_page(title: str, data: bytes) -> bytes:
     found = dashboard_pages().files
     addresses = {
-        f"streamq/{name}": _module_as_data_url(file.content)
+        f"streamq/{name}": _report_module_as_data_url(file.content)
         for name, file in found.items()
         if name.endswith(".js")
     }
@@ -92,7 +92,7 @@ def _report_page(title: str, data: bytes) -> bytes:
     )
 
 
-def _module_as_data_url(module: bytes) -> str:
+def _report_module_as_data_url(module: bytes) -> str:
     # A data: address has no folder, so modules are imported by their full names.
     whole = module.replace(b"'./", b"'streamq/")
     return "data:text/javascript;base64," + b64encode(whole).decode()

@@ -97,7 +97,7 @@ class Filters(msgspec.Struct, frozen=True):
         )
 
 
-class Ended:
+class EndedRows:
     """Finds requests that have ended, and remembers them for a while."""
 
     def __init__(self, protocol: Protocol, queue: str) -> None:
@@ -118,8 +118,8 @@ class Ended:
         return self._found
 
 
-def table_page(
-    protocol: Protocol, census: Census, ended: Ended, filters: Filters
+def page_of_rows(
+    protocol: Protocol, census: Census, ended: EndedRows, filters: Filters
 ) -> dict[str, Any]:
     """Return one page of a table. The requests on it are read anew, the others are not."""
     wholes: list[Whole] = []
@@ -161,11 +161,11 @@ def _rows_read_anew(
             whole = Whole(status, status.rate, 0, status.handler)
         elif not snapshot.count("stages"):  # of a flow the census knows the stages
             whole = replace(whole, status=status)
-        found.append(table_row(whole, census))
+        found.append(row_of_request(whole, census))
     return found
 
 
-def table_row(whole: Whole, census: Census) -> dict[str, Any]:
+def row_of_request(whole: Whole, census: Census) -> dict[str, Any]:
     """Return what a row of a table tells of a request."""
     status = whole.status
     left = status.records.total - status.records.done - status.records.failed
@@ -173,7 +173,7 @@ def table_row(whole: Whole, census: Census) -> dict[str, Any]:
     if status.paused or status.waits_for_release:
         speed = 0.0
     return {
-        **request_card(status),
+        **short_row_of_request(status),
         "handler": whole.handlers,
         "limit": status.limit,
         "records": status.records,
@@ -187,7 +187,7 @@ def table_row(whole: Whole, census: Census) -> dict[str, Any]:
     }
 
 
-def request_card(status: Status) -> dict[str, Any]:
+def short_row_of_request(status: Status) -> dict[str, Any]:
     """Return what a small card tells of a request."""
     return {
         "id": status.id,

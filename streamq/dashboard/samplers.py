@@ -19,7 +19,7 @@ from streamq.admin.server_checks import Finding
 from streamq.dashboard import rows, times, why
 from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.curve import Curve, Ending, Point, curve_of
-from streamq.dashboard.failures import read_groups
+from streamq.dashboard.failures import read_failure_groups
 from streamq.dashboard.input_map import read_map
 from streamq.dashboard.timeline import Timeline
 from streamq.errors import Damaged, InvalidValue, RequestUnknown
@@ -50,7 +50,7 @@ class Sampler(Shape):
         """Return what one who begins to watch is told of the time before, or None."""
 
 
-class Censuses:
+class CensusesForSamplers:
     """The censuses of the queues, one for each."""
 
     def __init__(self, protocol: Protocol) -> None:
@@ -66,11 +66,11 @@ class Censuses:
             return self._of[queue]
 
 
-class _OfQueue:
+class _QueueSampler:
     every_s = 1.0
     request_id = ""
 
-    def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
+    def __init__(self, protocol: Protocol, censuses: CensusesForSamplers, queue: str) -> None:
         self.queue = units.name(queue, "queue")
         self._protocol = protocol
         self._census = censuses.of(self.queue)
@@ -79,7 +79,7 @@ class _OfQueue:
         return None
 
 
-class Overview(_OfQueue):
+class OverviewSampler(_QueueSampler):
     """Tells how a queue stands."""
 
     def read(self) -> Any:
@@ -119,7 +119,7 @@ class Overview(_OfQueue):
             "levels": census.levels(),
             "notices": why.notices_that_need_attention(census),
             "handlers_ran": times.times_of_handlers(workers),
-            "top": [rows.table_row(each, census) for each in top],
+            "top": [rows.row_of_request(each, census) for each in top],
         }
 
     def past(self) -> Any:
@@ -127,22 +127,22 @@ class Overview(_OfQueue):
         return {"points": self._census.curve.points}
 
 
-class Table(_OfQueue):
+class TableSampler(_QueueSampler):
     """Tells one page of a table of requests."""
 
-    def __init__(self, protocol: Protocol, censuses: Censuses, about: str) -> None:
+    def __init__(self, protocol: Protocol, censuses: CensusesForSamplers, about: str) -> None:
         queue, _, filters = about.partition("?")
         super().__init__(protocol, censuses, queue)
         self._filters = rows.Filters.of(filters)
-        self._ended = rows.Ended(protocol, self.queue)
+        self._ended = rows.EndedRows(protocol, self.queue)
 
     def read(self) -> Any:
         """Return the rows of the page, each read anew."""
         self._census.look()
-        return rows.table_page(self._protocol, self._census, self._ended, self._filters)
+        return rows.page_of_rows(self._protocol, self._census, self._ended, self._filters)
 
 
-class Levels(_OfQueue):
+class LevelsSampler(_QueueSampler):
     """Tells of each level: its requests, and what of them waits."""
 
     #: Cards that are told: in all, and of one level at least and at most.
@@ -159,8 +159,8 @@ class Levels(_OfQueue):
         shown = max(self.LEAST, min(self.MOST, self.CARDS // max(1, len(cards))))
         busy = [
             status.level
-            for status in map(_status_of_known, census.requests.values())
-            if _has_running_parts(status)
+            for status in map(_sampled_status, census.requests.values())
+            if _sample_has_running_parts(status)
         ]
         return {
             "serving": min(busy, default=None),
@@ -172,7 +172,7 @@ class Levels(_OfQueue):
                     "waiting": waiting,
                     "running": running,
                     "cards": [
-                        rows.request_card(each)
+                        rows.short_row_of_request(each)
                         for each in sorted(
                             cards.get(level, []), key=lambda each: -each.parts.waiting
                         )
@@ -183,22 +183,22 @@ class Levels(_OfQueue):
         }
 
 
-def _status_of_known(known: Any) -> Status:
+def _sampled_status(known: Any) -> Status:
     return known.status  # type: ignore[no-any-return]
 
 
-def _has_running_parts(status: Status) -> bool:
+def _sample_has_running_parts(status: Status) -> bool:
     return status.parts.running > 0
 
 
-class Workers(_OfQueue):
+class WorkersSampler(_QueueSampler):
     """Tells of the workers of a queue."""
 
     every_s = 2.0
     #: How many workers are shown in full. Of the others only their busy slots are shown.
     MOST = 200
 
-    def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
+    def __init__(self, protocol: Protocol, censuses: CensusesForSamplers, queue: str) -> None:
         super().__init__(protocol, censuses, queue)
         self._speeds = times.Speeds()
 
@@ -221,7 +221,7 @@ class Workers(_OfQueue):
         }
 
 
-class Log(_OfQueue):
+class LogSampler(_QueueSampler):
     """Tells who changed what of the queue's requests."""
 
     every_s = 2.0
@@ -234,10 +234,10 @@ class Log(_OfQueue):
         return {"changes": [msgspec.structs.replace(each, address="") for each in found]}
 
 
-class Leases(_OfQueue):
+class LeasesSampler(_QueueSampler):
     """Tells which slot has served which request, by what workers say and by one look a second."""
 
-    def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
+    def __init__(self, protocol: Protocol, censuses: CensusesForSamplers, queue: str) -> None:
         super().__init__(protocol, censuses, queue)
         self._timeline = Timeline(protocol)
 
@@ -251,7 +251,7 @@ class Leases(_OfQueue):
         return {"looks": list(self._timeline.looks), "spans": self._timeline.told()}
 
 
-class Health(_OfQueue):
+class HealthSampler(_QueueSampler):
     """Tells what the doctor finds."""
 
     every_s = 60.0
@@ -306,11 +306,11 @@ class Health(_OfQueue):
         )
 
 
-class _OfRequest:
+class _RequestSampler:
     every_s = 5.0
     queue = ""
 
-    def __init__(self, protocol: Protocol, censuses: Censuses, request_id: str) -> None:
+    def __init__(self, protocol: Protocol, censuses: CensusesForSamplers, request_id: str) -> None:
         self.request_id = units.name(request_id, "request id")
         self._protocol = protocol
         self._censuses = censuses
@@ -319,12 +319,12 @@ class _OfRequest:
         return None
 
 
-class OneRequest(_OfRequest):
+class OneRequestSampler(_RequestSampler):
     """Tells how a request stands."""
 
     every_s = 1.0
 
-    def __init__(self, protocol: Protocol, censuses: Censuses, request_id: str) -> None:
+    def __init__(self, protocol: Protocol, censuses: CensusesForSamplers, request_id: str) -> None:
         super().__init__(protocol, censuses, request_id)
         self._curve = Curve()
 
@@ -355,7 +355,7 @@ class OneRequest(_OfRequest):
             "status": status,
             "speed": status.rate if speed is None or not status.state.is_live else speed,
             "ending": ending,
-            "why": why.reason_held_back(_with_limit(status), census, self._curve.peak()),
+            "why": why.reason_held_back(_sample_with_limit(status), census, self._curve.peak()),
             "slots": {"able": slots, "busy": busy},
             "spec": snapshot.spec,
             "point": point,
@@ -368,13 +368,13 @@ class OneRequest(_OfRequest):
         return {"points": self._curve.points}
 
 
-def _with_limit(status: Status) -> Status:
+def _sample_with_limit(status: Status) -> Status:
     if not status.stages:
         return status
     return msgspec.structs.replace(status, limit=limit_of_stages(status.stages))
 
 
-class MapOfRequest(_OfRequest):
+class MapSampler(_RequestSampler):
     """Tells where along the input parts are done, run and failed."""
 
     def read(self) -> Any:
@@ -382,29 +382,29 @@ class MapOfRequest(_OfRequest):
         return read_map(self._protocol, self.request_id)
 
 
-class FailuresOfRequest(_OfRequest):
+class FailuresSampler(_RequestSampler):
     """Tells a request's failures in groups."""
 
     def read(self) -> Any:
         """Return the groups."""
-        return read_groups(self._protocol, self.request_id, traces=False)
+        return read_failure_groups(self._protocol, self.request_id, traces=False)
 
 
-_KINDS: dict[str, Callable[[Protocol, Censuses, str], Sampler]] = {
-    "q": Overview,
-    "t": Table,
-    "v": Levels,
-    "w": Workers,
-    "x": Leases,
-    "h": Health,
-    "l": Log,
-    "r": OneRequest,
-    "m": MapOfRequest,
-    "f": FailuresOfRequest,
+_KINDS: dict[str, Callable[[Protocol, CensusesForSamplers, str], Sampler]] = {
+    "q": OverviewSampler,
+    "t": TableSampler,
+    "v": LevelsSampler,
+    "w": WorkersSampler,
+    "x": LeasesSampler,
+    "h": HealthSampler,
+    "l": LogSampler,
+    "r": OneRequestSampler,
+    "m": MapSampler,
+    "f": FailuresSampler,
 }
 
 
-def sampler_of_topic(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
+def sampler_of_topic(protocol: Protocol, censuses: CensusesForSamplers, topic: str) -> Sampler:
     """Return what reads the topic.
 
     Raises:

@@ -38,7 +38,7 @@ WATCH_EVERY_S, WATCH_TTL_MS = 5.0, 20_000
 _MOST_READ = 1_000
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class EndedTimelineSpan(msgspec.Struct, frozen=True, array_like=True):
     """A lease that is over: its slot, its times, its request, and how many parts ran."""
 
     worker: str
@@ -57,7 +57,7 @@ class Timeline:
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
         self.looks: deque[dict[str, Any]] = deque(maxlen=LOOKS)
-        self.spans: deque[Ended] = deque(maxlen=MOST_SPANS)
+        self.spans: deque[EndedTimelineSpan] = deque(maxlen=MOST_SPANS)
         self._watched_at = 0.0
         self._after = ""
         self._left_out = 0
@@ -72,7 +72,7 @@ class Timeline:
         recent = [span for span in self.spans if span.to_ms > now_ms - FRAME_MS]
         return {**now, "spans": recent[-MOST_IN_FRAME:], "left_out": self._left_out}
 
-    def told(self) -> list[Ended]:
+    def told(self) -> list[EndedTimelineSpan]:
         """Return what one who begins to watch is told of leases that are over."""
         return list(self.spans)[-MOST_TOLD:]
 
@@ -103,7 +103,7 @@ class Timeline:
             except UNREADABLE:
                 continue
             self._left_out += told.left_out
-            self.spans.extend(_ended_span(told.worker, span) for span in told.spans)
+            self.spans.extend(_ended_timeline_span(told.worker, span) for span in told.spans)
 
     def _held_now(self, census: Census) -> list[tuple[str, str, str]]:
         """Return for each slot that holds a lease now: its worker, its name, and the request."""
@@ -118,15 +118,15 @@ class Timeline:
             ids, glances.holders_of_parts(self._protocol, ids, MOST_LEASES), strict=True
         ):
             for holder in holders:
-                slots.append((*_slot_of_span(holder, pools), request_id))
+                slots.append((*_timeline_slot_of_span(holder, pools), request_id))
         return sorted(slots)
 
 
-def _slot_of_span(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
+def _timeline_slot_of_span(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
     """Return the worker and the slot of a holder."""
     pool, slot = slot_of_span(holder)
     return pools.get(pool, pool[:12]), slot
 
 
-def _ended_span(worker: str, span: Span) -> Ended:
-    return Ended(worker, *msgspec.structs.astuple(span))
+def _ended_timeline_span(worker: str, span: Span) -> EndedTimelineSpan:
+    return EndedTimelineSpan(worker, *msgspec.structs.astuple(span))

@@ -46,15 +46,15 @@ def reason_held_back(status: Status, census: Census, peak: int = 0) -> Reason | 
     if not status.state.is_live:
         return None
     return (
-        _parts_kept_back(status)
+        _reason_for_parts_kept_back(status)
         or _reason_it_is_stopped(status, census)
-        or _held_by_its_own_limits(status, max(peak, status.parts.running))
-        or _held_by_other_requests(status, census)
+        or _reason_its_own_limits_hold_it(status, max(peak, status.parts.running))
+        or _reason_other_requests_hold_it(status, census)
         or Reason("running", "nothing holds it back: it is as fast as its parts are")
     )
 
 
-def _parts_kept_back(status: Status) -> Reason | None:
+def _reason_for_parts_kept_back(status: Status) -> Reason | None:
     if status.waits_for_release:
         return Reason("canary", "its canary has ended, and the others wait for the release")
     return None
@@ -75,17 +75,17 @@ def _reason_it_is_stopped(status: Status, census: Census) -> Reason | None:
         if census.has_slots:
             return Reason("handler", f"no live worker has the handler {status.handler}")
         return Reason("nobody", "no worker of this queue is alive")
-    return _waits_between_attempts(status)
+    return _reason_it_waits_between_attempts(status)
 
 
-def _waits_between_attempts(status: Status) -> Reason | None:
+def _reason_it_waits_between_attempts(status: Status) -> Reason | None:
     parts = status.parts
     if parts.retry and not parts.waiting and not parts.running:
         return Reason("retry", f"{_counted(parts.retry, 'part')} wait for another attempt")
     return None
 
 
-def _held_by_its_own_limits(status: Status, running: int) -> Reason | None:
+def _reason_its_own_limits_hold_it(status: Status, running: int) -> Reason | None:
     if status.rate_limit is not None and running < status.limit:
         rate = status.rate_limit
         says = f"{rate:g} a second" if rate >= 1 else f"one in {_time_words(1 / rate)}"
@@ -95,7 +95,7 @@ def _held_by_its_own_limits(status: Status, running: int) -> Reason | None:
     return None
 
 
-def _held_by_other_requests(status: Status, census: Census) -> Reason | None:
+def _reason_other_requests_hold_it(status: Status, census: Census) -> Reason | None:
     parts = status.parts
     if not parts.waiting:
         return Reason("tail", "its last parts run") if parts.running else None

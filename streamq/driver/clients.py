@@ -28,14 +28,14 @@ def make_client(url: ServerURL, **changes: Any) -> Any:
     """
     options = client_options(url, **changes)
     if url.kind == "unix":
-        return _Single(unix_socket_path=url.path, **options)
+        return _SingleClient(unix_socket_path=url.path, **options)
     options["socket_keepalive"] = True
     if url.kind == "cluster":
         return _cluster_client(url, options)
     if url.kind == "sentinel":
         return _sentinel_client(url, options)
     host, port = url.hosts[0]
-    return _Single(host=host, port=port, **options)
+    return _SingleClient(host=host, port=port, **options)
 
 
 def client_options(url: ServerURL, **changes: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def client_options(url: ServerURL, **changes: Any) -> dict[str, Any]:
     }
 
 
-class _Patient:
+class _PatientClient:
     """Makes every command of a client consult the ``patience`` of its connection, if it has one."""
 
     patience: Patience | None = None
@@ -67,11 +67,11 @@ class _Patient:
         return self.patience.ask(send, *words, **options)
 
 
-class _Single(_Patient, Redis):
+class _SingleClient(_PatientClient, Redis):
     """One server: by its host, by its socket, or the primary that sentinels name."""
 
 
-class _Cluster(_Patient, RedisCluster):
+class _ClusterClient(_PatientClient, RedisCluster):
     """A cluster, where the first key of a call tells the node.
 
     redis-py works out the slot of every key, and a take has a hundred keys or more. All keys of
@@ -100,7 +100,7 @@ def cluster_slot_of_key(key: str) -> int:
 def _cluster_client(url: ServerURL, options: dict[str, Any]) -> Any:
     nodes = [ClusterNode(*host) for host in url.hosts]  # type: ignore[no-untyped-call]
     try:
-        return _Cluster(startup_nodes=nodes, require_full_coverage=False, **options)
+        return _ClusterClient(startup_nodes=nodes, require_full_coverage=False, **options)
     except IndexError:
         raise driver.ClusterError("the cluster has no slots yet") from None
 
@@ -113,7 +113,7 @@ def _sentinel_client(url: ServerURL, options: dict[str, Any]) -> Any:
     asked |= {"socket_timeout": CONNECT_S, "retry": Retry(NoBackoff(), 0)}
     sentinel = Sentinel(url.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     _check_sentinels(sentinel, url.service)
-    return sentinel.master_for(url.service, _Single, **options)  # type: ignore[no-untyped-call]
+    return sentinel.master_for(url.service, _SingleClient, **options)  # type: ignore[no-untyped-call]
 
 
 def _check_sentinels(sentinel: Sentinel, service: str) -> None:

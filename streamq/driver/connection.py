@@ -17,11 +17,11 @@ from redis.client import PubSub
 from redis.retry import Retry
 
 from streamq.driver.clients import CONNECT_S, cluster_slot_of_key, first_key_of_command, make_client
-from streamq.driver.errors import our_error, translating_driver_errors
+from streamq.driver.errors import our_error_of_driver, translating_driver_errors
 from streamq.driver.lanes import GONE, Lane, Lanes
 from streamq.driver.patience import Patience
 from streamq.driver.server_versions import version_of_server
-from streamq.driver.url import ServerURL, mask_passwords
+from streamq.driver.url import ServerURL, mask_passwords_of_url
 from streamq.errors import ServerError, ServerRefused, ServerUnreachable, ServerUnsafe
 from streamq.servers.local import LocalServer
 
@@ -59,7 +59,7 @@ class Connection:
     def __init__(self, url: str, *, reply_s: float = 0.0) -> None:
         """``reply_s``: wait that long for a reply or a connection, repeat no call; 0: as usual."""
         self._server_url = ServerURL(url)
-        self.where = mask_passwords(url)
+        self.where = mask_passwords_of_url(url)
         self._url = url
         self._is_hasty = reply_s > 0
         self._local: LocalServer | None = None
@@ -124,7 +124,7 @@ class Connection:
                 self.redis.ping()
             except driver.ResponseError as error:
                 # For example: the server has no database of that number.
-                raise our_error(error, self.where) or ServerRefused(
+                raise our_error_of_driver(error, self.where) or ServerRefused(
                     f"{self.where} refuses: {error}"
                 ) from None
 

@@ -27,7 +27,7 @@ __all__ = [
     "RedisError",
     "ResponseError",
     "ScriptNotLoaded",
-    "our_error",
+    "our_error_of_driver",
     "translating_driver_errors",
 ]
 
@@ -70,12 +70,12 @@ _WORDS: dict[str, tuple[type[StreamqError], str]] = {
 )
 
 
-def our_error(error: BaseException, where: str) -> StreamqError | None:
+def our_error_of_driver(error: BaseException, where: str) -> StreamqError | None:
     """Return the driver's error as one of ours; None if a caller cannot act on it."""
     if isinstance(error, driver.RedisClusterException):
         # redis-py could use no node. The answer of the last node says more than this error.
         cause = error.__cause__ or error.__context__
-        meant = our_error(cause, where) if cause else None
+        meant = our_error_of_driver(cause, where) if cause else None
         if meant:
             return meant
     for kind, type_, says in _KINDS:
@@ -94,7 +94,7 @@ def translating_driver_errors(where: str) -> Generator[None]:
     try:
         yield
     except (driver.RedisError, driver.RedisClusterException, OSError) as error:
-        meant = our_error(error, where)
+        meant = our_error_of_driver(error, where)
         if meant is None:
             raise
         raise meant from None

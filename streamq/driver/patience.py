@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from redis import exceptions as driver
 
-from streamq.driver.errors import our_error
+from streamq.driver.errors import our_error_of_driver
 from streamq.errors import ServerBusy, ServerUnreachable
 
 #: Ask a server that is not ready every 0.2 s, and tell the user after 1 s that we wait for it.
@@ -77,7 +77,7 @@ class Patience:
             try:
                 reply = call()
             except (driver.RedisError, driver.RedisClusterException, OSError) as error:
-                meant = our_error(error, self._where)
+                meant = our_error_of_driver(error, self._where)
                 # A server that never answered may not exist: it is not waited for.
                 passing = (ServerBusy, ServerUnreachable) if self._has_answered else ServerBusy
                 waited_s = time.monotonic() - begun

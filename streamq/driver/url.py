@@ -14,17 +14,17 @@ SCHEMES = (
 )
 
 
-def _positive_number(text: str) -> int:
+def _positive_number_in_url(text: str) -> int:
     if not 0 < int(text) < 2**31:
         raise ValueError
     return int(text)
 
 
-def _database_number(text: str) -> int:
-    return _positive_number(text) if int(text) else 0
+def _database_number_in_url(text: str) -> int:
+    return _positive_number_in_url(text) if int(text) else 0
 
 
-def _positive_seconds(text: str) -> float:
+def _positive_seconds_in_url(text: str) -> float:
     if not 0 < float(text) < 10**9:
         raise ValueError
     return float(text)
@@ -32,14 +32,14 @@ def _positive_seconds(text: str) -> float:
 
 # What a URL may say after its question mark, and how it is read.
 _OPTIONS: dict[str, Callable[[str], Any]] = {
-    "db": _database_number,
+    "db": _database_number_in_url,
     "username": str,
     "password": str,
     "client_name": str,
-    "max_connections": _positive_number,
-    "health_check_interval": _positive_number,
-    "socket_timeout": _positive_seconds,
-    "socket_connect_timeout": _positive_seconds,
+    "max_connections": _positive_number_in_url,
+    "health_check_interval": _positive_number_in_url,
+    "socket_timeout": _positive_seconds_in_url,
+    "socket_connect_timeout": _positive_seconds_in_url,
     "ssl_ca_certs": str,
     "ssl_ca_path": str,
     "ssl_certfile": str,
@@ -52,7 +52,7 @@ _SCHEME = re.compile("[a-z+]*:?//", re.IGNORECASE)
 _SECRET = re.compile(r"(password=)[^&#]*", re.IGNORECASE)
 
 
-def mask_passwords(url: str) -> str:
+def mask_passwords_of_url(url: str) -> str:
     """Return the URL without its passwords, fit to be shown. It need not be a good URL."""
     scheme = _SCHEME.match(url)
     rest = url[scheme.end() :] if scheme else url
@@ -81,7 +81,7 @@ class ServerURL:
         try:
             self._read(url)
         except ValueError as error:
-            raise InvalidValue(f"bad URL {mask_passwords(url)}: {error}") from None
+            raise InvalidValue(f"bad URL {mask_passwords_of_url(url)}: {error}") from None
 
     def _read(self, url: str) -> None:
         split = _split_url(url)
@@ -109,7 +109,7 @@ class ServerURL:
     def is_open(self) -> bool:
         """Whether the server is on another machine, and the URL has no password or certificate."""
         is_known = "password" in self.options or "ssl_certfile" in self.options
-        return not is_known and not all(_is_this_machine(host) for host, _ in self.hosts)
+        return not is_known and not all(_is_url_of_this_machine(host) for host, _ in self.hosts)
 
     def _read_path(self) -> None:
         """Read the service of a sentinel and the number of the database from the path."""
@@ -128,7 +128,7 @@ class ServerURL:
             raise ValueError("a cluster has no other database than 0")
 
 
-def _is_this_machine(host: str) -> bool:
+def _is_url_of_this_machine(host: str) -> bool:
     """Return whether the host can only be this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -9,7 +9,7 @@ from streamq.flows.flow import Flow, stage
 from streamq.flows.shape import KINDS
 
 
-def read_flow(path: Path) -> Flow:
+def read_flow_file(path: Path) -> Flow:
     """Return the flow that a file describes.
 
     Raises:
@@ -28,10 +28,10 @@ def read_flow(path: Path) -> Flow:
     if not isinstance(stages, list) or not all(isinstance(each, dict) for each in stages):
         raise InvalidValue(f"{path}: write each stage as a table, [[stage]]")
     name, app = told.get("name", path.stem), told.get("app", "")
-    return Flow(str(name), [_stage_of_table(path, each) for each in stages], app=str(app))
+    return Flow(str(name), [_stage_of_flow_file(path, each) for each in stages], app=str(app))
 
 
-def _stage_of_table(path: Path, told: dict[str, Any]) -> Any:
+def _stage_of_flow_file(path: Path, told: dict[str, Any]) -> Any:
     options = dict(told)
     kind, handler = options.pop("kind", "map"), options.pop("handler", "")
     if kind not in KINDS:

@@ -193,7 +193,7 @@ _WINDOW = (10_000, 2**26)
 _MOST_PARTS = 10**9
 
 
-def window_bounds(value: str | int | None, what: str = "window") -> tuple[int, int]:
+def flow_window_bounds(value: str | int | None, what: str = "window") -> tuple[int, int]:
     """Return the parts and the bytes (0: any number) of ``"2000 parts"`` or ``"64 MiB"``."""
     if value is None:
         return _WINDOW

@@ -65,7 +65,7 @@ class Answered(NamedTuple):
     answer: Renewed | StreamqError
 
 
-async def renewed(
+async def renew_for_courier(
     protocol: Protocol, in_thread: InThread, leases: Iterable[Renewal]
 ) -> list[Answered]:
     """Renew leases, those of each node in one call. A node that is away holds up no other's."""
@@ -147,14 +147,14 @@ class Courier:
                 for each in tickets
             ]
             try:
-                answers = await renewed(self._protocol, self._in_thread, leases)
+                answers = await renew_for_courier(self._protocol, self._in_thread, leases)
             except RuntimeError:  # the threads have ended: the gateway stops
                 return
             away = {each for each, _, answer in answers if isinstance(answer, ServerError)}
             tickets = [each for each in tickets if each.request_id in away]
             if not tickets:
                 return
-            log.warning("leases of %d requests could not be renewed", len(away))
+            log.warning("leases of %d requests could not be renew_for_courier", len(away))
             await asyncio.sleep(REST_S)
 
     def _have_looked_at(self, queue: str, request_id: str) -> None:

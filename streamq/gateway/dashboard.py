@@ -160,7 +160,7 @@ class DashboardBoard:
         found = self._protocol.failures(place)
         if which.last:
             return (number for number, _ in found if which.first <= number <= which.last)
-        return failures.parts_of_group(found, which.error or "", which.pattern)
+        return failures.parts_of_failure_group(found, which.error or "", which.pattern)
 
     # What is read once
 
@@ -175,7 +175,7 @@ class DashboardBoard:
             found: list[Failure] = []
             for number, text in self._protocol.failures(request_id):
                 if first <= number <= last:
-                    found += failures.read_failures(text, number)
+                    found += failures.read_failures_of_part(text, number)
                 if len(found) >= most:
                     break
             return found[:most]

@@ -19,8 +19,14 @@ from msgspec import UNSET
 from streamq import units
 from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
 from streamq.gateway import payloads
-from streamq.gateway.courier import FIRST_LEASE_MS, Courier, Renewal, WasLost, renewed
-from streamq.gateway.dispatch import MOST_LINES_OF_KEY, Dispatch, LineOfTakes, WaitingTake, Wanted
+from streamq.gateway.courier import FIRST_LEASE_MS, Courier, Renewal, WasLost, renew_for_courier
+from streamq.gateway.dispatch import (
+    MOST_LINES_OF_KEY,
+    Dispatch,
+    DispatchedTake,
+    DispatchLine,
+    Wanted,
+)
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -33,7 +39,7 @@ from streamq.gateway.messages import (
 )
 from streamq.gateway.outcomes import Outcomes
 from streamq.gateway.paces import Paces
-from streamq.gateway.problems import too_many_takes
+from streamq.gateway.problems import problem_of_too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.ticket import (
     FINISH,
@@ -95,13 +101,13 @@ class Desk:
         self._callers = ThreadPoolExecutor(CALLERS, "desk")
         self.courier = Courier(protocol, keepers, self.in_thread)
         self._paces = Paces()
-        self._waiting: set[WaitingTake] = set()
+        self._waiting: set[DispatchedTake] = set()
         #: How many parts were handed out, and how many came back with each outcome.
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
         #: In which lines they do.
-        self._lines_of: defaultdict[str, Counter[LineOfTakes]] = defaultdict(Counter)
+        self._lines_of: defaultdict[str, Counter[DispatchLine]] = defaultdict(Counter)
         #: Whether the gateway stops. Then no call waits any more.
         self.is_stopping = False
         #: When requests were created, and their specs.
@@ -138,7 +144,7 @@ class Desk:
         if claimed is None:
             return Handed(None)
         lease, grant, known = claimed
-        now_ms = _now_of_gateway_ms()
+        now_ms = _now_of_desk_ms()
         ticket = Ticket(
             request_id=lease.request_id,
             holder=lease.holder,
@@ -146,7 +152,7 @@ class Desk:
             handler=grant.handler,
             number=1,
             created_ms=grant.created_ms,
-            lease_ms=_lease_ms(ask),
+            lease_ms=_lease_ms_for_desk(ask),
             parts=PackedNumbers(),
             records=PackedNumbers(),
             attempts={},
@@ -174,7 +180,7 @@ class Desk:
         ticket = self.open(caller, report.ticket)
         outcomes = Outcomes(ticket, report)
         pace = Pace(ticket.quantum_ms / 1e3, ticket.part_s)
-        now_ms = _now_of_gateway_ms()
+        now_ms = _now_of_desk_ms()
         pace.observe(outcomes.ran, max(0.0, (now_ms - ticket.handed_ms) / 1e3))
         ask = report.next
         if ask:
@@ -188,7 +194,7 @@ class Desk:
         self.parts.update(outcomes.counts())
         if grant.parts:
             following = msgspec.structs.replace(
-                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_of_gateway_ms()
+                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_of_desk_ms()
             )
             following = following.with_parts(grant.parts)
             spec = await self._spec(ticket)
@@ -212,7 +218,7 @@ class Desk:
             for each in beat.tickets
             if each.ticket in tickets
         ]
-        answers = await renewed(self._protocol, self.in_thread, leases)
+        answers = await renew_for_courier(self._protocol, self.in_thread, leases)
         away = [answer for _, _, answer in answers if isinstance(answer, ServerError)]
         if away and len(away) == len(answers):
             raise away[0]
@@ -236,16 +242,16 @@ class Desk:
 
     # Leases
 
-    async def _wait_for(self, caller: Caller, line: LineOfTakes, ask: Ask) -> Claimed[Spec] | None:
+    async def _wait_for(self, caller: Caller, line: DispatchLine, ask: Ask) -> Claimed[Spec] | None:
         if self.is_stopping:
             return None
         loop = asyncio.get_running_loop()
 
-        waiter = WaitingTake(loop, partial(self._first_terms, caller.name, ask))
+        waiter = DispatchedTake(loop, partial(self._first_terms, caller.name, ask))
         self.check_waits(caller)
         lines = self._lines_of[caller.name]
         if len(lines) >= MOST_LINES_OF_KEY and line not in lines and caller is not LOCAL:
-            raise too_many_takes(
+            raise problem_of_too_many_takes(
                 f"calls of the key {caller.name} wait for {len(lines)} different sets of handlers "
                 "and levels already"
             )
@@ -271,7 +277,7 @@ class Desk:
     def _first_terms(self, caller: str, ask: Ask, request_id: str, most: int) -> Terms:
         """Return what a take asks of a request, of which so many parts take about a quantum."""
         # Short until the answer is out: then the courier renews the lease to its whole length.
-        lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
+        lease_ms = min(FIRST_LEASE_MS, _lease_ms_for_desk(ask))
         part_s = self._paces.of(caller, ask.name, request_id)
         most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
         return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
@@ -279,7 +285,9 @@ class Desk:
     def check_waits(self, caller: Caller) -> None:
         """Raise a problem if so many calls of this caller wait that no other may."""
         if self._waits[caller.name] >= caller.waits:
-            raise too_many_takes(f"{caller.waits} calls of the key {caller.name} wait already")
+            raise problem_of_too_many_takes(
+                f"{caller.waits} calls of the key {caller.name} wait already"
+            )
 
     @contextmanager
     def counted(self, caller: Caller) -> Iterator[None]:
@@ -299,7 +307,7 @@ class Desk:
             offers[name] = f"parts {name} {offer.retries if offer.retries is not UNSET else ''}"
         return Wanted(
             ask.queue,
-            _levels_in(ask.levels),
+            _levels_for_desk(ask.levels),
             tuple((name, offer.rstrip()) for name, offer in sorted(offers.items())),
         )
 
@@ -342,7 +350,7 @@ class Desk:
             lease_ms=ticket.lease_ms,
             beat_ms=min(ticket.lease_ms // 4, MOST_BEAT_MS),
             timeout_ms=spec.timeout_ms,
-            parts=payloads.told_parts(grant.parts, spec, ask.as_),
+            parts=payloads.parts_with_payloads_told(grant.parts, spec, ask.as_),
         )
 
     def _remember(self, ticket: Ticket, spec: Spec) -> None:
@@ -426,13 +434,13 @@ class _DeskLeaseHost:
 
 
 @lru_cache(1_000)
-def _levels_in(text: str) -> tuple[int, ...]:
+def _levels_for_desk(text: str) -> tuple[int, ...]:
     return levels_of_options(text, "levels")
 
 
-def _lease_ms(ask: Ask) -> int:
+def _lease_ms_for_desk(ask: Ask) -> int:
     return round(ask.lease_s * 1e3)
 
 
-def _now_of_gateway_ms() -> int:
+def _now_of_desk_ms() -> int:
     return round(time.time() * 1e3)

@@ -18,7 +18,7 @@ import msgspec
 
 from streamq.errors import Damaged, ServerError, StreamqError
 from streamq.gateway import stages
-from streamq.gateway.problems import too_many_takes
+from streamq.gateway.problems import problem_of_too_many_takes
 from streamq.gateway.ticket import TicketBook
 from streamq.model import Spec
 from streamq.protocol.keys import token_list_of
@@ -55,11 +55,11 @@ class Wanted(msgspec.Struct, frozen=True):
     offers: tuple[tuple[str, str], ...]
 
 
-def _give_nothing_back() -> None:
+def _dispatch_gives_nothing_back() -> None:
     """Do nothing: no lease was given yet."""
 
 
-class WaitingTake:
+class DispatchedTake:
     """One call that waits for a lease. Its future belongs to the event loop."""
 
     # There may be thousands.
@@ -73,7 +73,7 @@ class WaitingTake:
         self.granted: asyncio.Future[Claimed[Spec] | None] = loop.create_future()
         #: Whether the call was answered, or its caller has left. Written by the event loop.
         self.is_over = False
-        self._give_back: Callable[[], None] = _give_nothing_back
+        self._give_back: Callable[[], None] = _dispatch_gives_nothing_back
 
     def give(self, claimed: Claimed[Spec], unwanted: Callable[[], None]) -> None:
         """Answer the call with a lease, from another thread. If the caller left, give it back."""
@@ -111,7 +111,7 @@ class WaitingTake:
             self._loop.call_soon_threadsafe(refuse)
 
 
-class LineOfTakes:
+class DispatchLine:
     """The workers that ask for the same, and the thread that takes tokens for them."""
 
     def __init__(
@@ -129,8 +129,8 @@ class LineOfTakes:
             quantum_s=0.05,
             is_insisting=False,
         )
-        self._taker: Taker[Spec] = Taker(protocol, host, _spec_of_request, keeper.expect)
-        self._waiting: deque[WaitingTake] = deque()
+        self._taker: Taker[Spec] = Taker(protocol, host, _spec_for_dispatch, keeper.expect)
+        self._waiting: deque[DispatchedTake] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -150,7 +150,7 @@ class LineOfTakes:
             self._changed.notify()
             return True
 
-    def join(self, waiter: WaitingTake) -> None:
+    def join(self, waiter: DispatchedTake) -> None:
         """Wait behind those who wait already."""
         with self._changed:
             self._waiting.append(waiter)
@@ -214,7 +214,7 @@ class LineOfTakes:
         if not is_served:
             self._put_first(waiter)
 
-    def _claim_for(self, waiter: WaitingTake, invitation: Invitation) -> bool:
+    def _claim_for(self, waiter: DispatchedTake, invitation: Invitation) -> bool:
         book = TicketBook(number=1)
         try:
             claimed = self._taker.claim(
@@ -253,7 +253,7 @@ class LineOfTakes:
             self._waiting.popleft()
         return bool(self._waiting)
 
-    def _put_first(self, waiter: WaitingTake) -> None:
+    def _put_first(self, waiter: DispatchedTake) -> None:
         with self._changed:
             self._waiting.appendleft(waiter)
 
@@ -277,12 +277,12 @@ class Dispatch:
         self._protocol = protocol
         self._keepers = keepers
         self._word = word
-        self._lines: dict[Wanted, LineOfTakes] = {}
+        self._lines: dict[Wanted, DispatchLine] = {}
         #: Lines that nobody waits in and that were ended for others. Their threads may still run.
-        self._ending: list[LineOfTakes] = []
+        self._ending: list[DispatchLine] = []
         self._made = 0
 
-    def line(self, wanted: Wanted) -> LineOfTakes:
+    def line(self, wanted: Wanted) -> DispatchLine:
         """Return the line of those who ask for this, for a call that joins it at once.
 
         Called on the event loop only.
@@ -296,12 +296,12 @@ class Dispatch:
                 for key in [key for key, each in self._lines.items() if each.end_if_unused()]:
                     self._ending.append(self._lines.pop(key))
             if self._is_full():
-                raise too_many_takes(
+                raise problem_of_too_many_takes(
                     f"workers wait for {MOST_LINES} different sets of handlers and levels already"
                 )
             self._made += 1
             name = f"{self._word}{self._made}"
-            line = LineOfTakes(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
+            line = DispatchLine(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
             self._lines[wanted] = line
         return line
 
@@ -323,5 +323,5 @@ class Dispatch:
                 return
 
 
-def _spec_of_request(request_id: str, grant: Grant) -> Spec:
+def _spec_for_dispatch(request_id: str, grant: Grant) -> Spec:
     return msgspec.json.decode(grant.spec, type=Spec)

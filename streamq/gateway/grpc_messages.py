@@ -25,8 +25,8 @@ def hello_from_proto(found: pb.Hello) -> session_messages.Hello:
         {"name": each.name, **({"retries": each.retries} if each.HasField("retries") else {})}
         for each in found.handlers
     ]
-    said["holding"] = _held_tickets(found.holding)
-    return _checked_as_json_is(said, session_messages.Hello)
+    said["holding"] = _held_tickets_of_proto(found.holding)
+    return _proto_checked_as_json_is(said, session_messages.Hello)
 
 
 def ask_from_proto(found: pb.Ask) -> messages.Ask:
@@ -38,7 +38,7 @@ def ask_from_proto(found: pb.Ask) -> messages.Ask:
 
 def beat_from_proto(found: pb.BeatMessage) -> messages.Beat:
     """Return a sign of life."""
-    return _checked_as_json_is({"tickets": _held_tickets(found.held)}, messages.Beat)
+    return _proto_checked_as_json_is({"tickets": _held_tickets_of_proto(found.held)}, messages.Beat)
 
 
 def report_from_proto(found: pb.ReportMessage, *, is_on_stream: bool = False) -> messages.Report:
@@ -52,7 +52,7 @@ def report_from_proto(found: pb.ReportMessage, *, is_on_stream: bool = False) ->
         "back": list(found.back),
         "crashed": found.crashed if found.HasField("crashed") else None,
     }
-    made: messages.Report = _checked_as_json_is(said, messages.Report)
+    made: messages.Report = _proto_checked_as_json_is(said, messages.Report)
     if found.HasField("next"):
         # On a stream the worker's hello says which handlers it has.
         most = found.next.who.most or messages.Ask().most
@@ -151,20 +151,20 @@ def status_to_proto(found: Status) -> pb.Status:
 
 def new_request_from_proto(found: pb.NewRequest) -> messages.NewRequest:
     """Return a request to make."""
-    options = _json_object(found.options, "options")
-    parts = [msgspec.Raw(_json_payload(value_from_proto(each))) for each in found.parts]
+    options = _json_object_of_proto(found.options, "options")
+    parts = [msgspec.Raw(_json_payload_of_proto(value_from_proto(each))) for each in found.parts]
     said = {"handler": found.handler, **options}
     said |= {name: text for name in ("id", "queue") if (text := getattr(found, name))}
-    made: messages.NewRequest = _checked_as_json_is(said, messages.NewRequest)
+    made: messages.NewRequest = _proto_checked_as_json_is(said, messages.NewRequest)
     made.parts = parts
     return made
 
 
 def upload_from_proto(found: pb.LoadHead) -> messages.UploadOptions:
     """Return how a file becomes a request."""
-    said = {"handler": found.handler, **_json_object(found.options, "options")}
+    said = {"handler": found.handler, **_json_object_of_proto(found.options, "options")}
     said |= {name: text for name in ("queue", "format") if (text := getattr(found, name))}
-    made: messages.UploadOptions = _checked_as_json_is(said, messages.UploadOptions)
+    made: messages.UploadOptions = _proto_checked_as_json_is(said, messages.UploadOptions)
     return made
 
 
@@ -177,8 +177,8 @@ def loaded_to_proto(found: messages.Uploaded) -> pb.Loaded:
 
 def changes_from_proto(found: pb.ControlAsk) -> messages.Changes:
     """Return what to change of a request."""
-    made: messages.Changes = _checked_as_json_is(
-        _json_object(found.changes, "changes"), messages.Changes
+    made: messages.Changes = _proto_checked_as_json_is(
+        _json_object_of_proto(found.changes, "changes"), messages.Changes
     )
     return made
 
@@ -194,14 +194,14 @@ def failures_to_proto(found: messages.FailureTold) -> pb.GivenUp:
     return pb.GivenUp(**msgspec.to_builtins(found))
 
 
-def _json_object(text: str, name: str) -> dict[str, Any]:
+def _json_object_of_proto(text: str, name: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise InvalidValue(f"{name}: {error}") from None
 
 
-def _json_payload(found: dict[str, Any] | None) -> bytes:
+def _json_payload_of_proto(found: dict[str, Any] | None) -> bytes:
     if found is not None and "json" in found:
         return bytes(found["json"])
     return msgspec.json.encode(found)
@@ -231,7 +231,7 @@ def _set_proto_value(made: pb.Value, found: messages.Value | messages.PartTold) 
         made.lines = found.lines
 
 
-def _held_tickets(found: Any) -> list[dict[str, Any]]:
+def _held_tickets_of_proto(found: Any) -> list[dict[str, Any]]:
     return [
         {"ticket": each.ticket, "part": each.part if each.HasField("part") else None}
         for each in found
@@ -249,7 +249,7 @@ def _failure_from_proto(found: pb.Failure) -> dict[str, Any]:
     return {"part": found.part, **said}
 
 
-def _checked_as_json_is(said: dict[str, Any], kind: Any) -> Any:
+def _proto_checked_as_json_is(said: dict[str, Any], kind: Any) -> Any:
     """Return the message as a struct, with the same checks as a body of JSON."""
     try:
         return msgspec.convert(said, kind)

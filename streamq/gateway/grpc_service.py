@@ -127,10 +127,12 @@ class GrpcServer:
             began, status = time.monotonic(), 200
             try:
                 answer = await do(self._caller(context, role, do.__name__), message)
-                return _granted_parts(answer, context) if isinstance(answer, Handed) else answer
+                return (
+                    _grpc_granted_parts(answer, context) if isinstance(answer, Handed) else answer
+                )
             except (Problem, StreamqError) as error:
-                status = _as_problem(error).status
-                await _abort_call(context, error)
+                status = _grpc_problem(error).status
+                await _abort_grpc_call(context, error)
             finally:
                 self._note(do.__name__, status, began)
 
@@ -148,8 +150,8 @@ class GrpcServer:
                 async for answer in do(caller, message):
                     await context.write(answer)
             except (Problem, StreamqError) as error:
-                status = _as_problem(error).status
-                await _abort_call(context, error)
+                status = _grpc_problem(error).status
+                await _abort_grpc_call(context, error)
             finally:
                 self._note(do.__name__, status, began)
 
@@ -183,9 +185,11 @@ class GrpcServer:
             caller = self._caller(context, Role.WORKER, "Session")
             await self._gateway.sessions.serve(caller, receive, send)
         except TimeoutError:
-            await _abort_call(context, Problem(408, "SLOW", "no message came, or none was read"))
+            await _abort_grpc_call(
+                context, Problem(408, "SLOW", "no message came, or none was read")
+            )
         except (Problem, StreamqError) as error:
-            await _abort_call(context, error)
+            await _abort_grpc_call(context, error)
 
     async def _take(self, caller: Caller, message: pb.Ask) -> Handed:
         return await self._gateway.desk.take(caller, convert.ask_from_proto(message))
@@ -224,14 +228,14 @@ class GrpcServer:
                 caller,
                 head.id,
                 convert.upload_from_proto(head),
-                _upload_data(first, context),
+                _grpc_upload_data(first, context),
                 head.begins_at if head.HasField("begins_at") else None,
             )
             log.info("load %s by %s (%s) over gRPC", head.id, caller.name, caller.role)
             return convert.loaded_to_proto(found)
         except (Problem, StreamqError) as error:
-            status = _as_problem(error).status
-            await _abort_call(context, error)
+            status = _grpc_problem(error).status
+            await _abort_grpc_call(context, error)
             raise  # never reached, because abort raises an error of its own
         finally:
             self._note("load", status, began)
@@ -296,7 +300,7 @@ class GrpcServer:
             yield convert.failures_to_proto(each)
 
 
-async def _upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
+async def _grpc_upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
     """Yield the bytes of a file, up to the chunk that is marked as the last.
 
     Raises:
@@ -315,14 +319,14 @@ async def _upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[b
 
 
 def _result_part_to_proto(line: bytes) -> pb.ResultPart:
-    found = msgspec.json.decode(line, type=_Line)
+    found = msgspec.json.decode(line, type=_GrpcLine)
     if found.part is None:
         return pb.ResultPart(next=found.next, is_over=found.is_over)
     values = [found.result] if found.results is None else found.results
     return pb.ResultPart(part=found.part, values=[convert.result_to_proto(each) for each in values])
 
 
-class _Line(msgspec.Struct):
+class _GrpcLine(msgspec.Struct):
     """A line of results, or the last one."""
 
     part: int | None = None
@@ -332,7 +336,7 @@ class _Line(msgspec.Struct):
     is_over: bool = False
 
 
-def _granted_parts(handed: Handed, context: Context) -> pb.Grant:
+def _grpc_granted_parts(handed: Handed, context: Context) -> pb.Grant:
     """Return the granted parts. They go back if the call ends before they reach the worker."""
 
     def over(context: Context) -> None:
@@ -345,13 +349,13 @@ def _granted_parts(handed: Handed, context: Context) -> pb.Grant:
     return convert.grant_to_proto(handed.granted)
 
 
-def _as_problem(error: Problem | StreamqError) -> Problem:
+def _grpc_problem(error: Problem | StreamqError) -> Problem:
     return error if isinstance(error, Problem) else problem_of(error)
 
 
-async def _abort_call(context: Context, error: Problem | StreamqError) -> None:
+async def _abort_grpc_call(context: Context, error: Problem | StreamqError) -> None:
     """End a call with the status that belongs to the error."""
-    problem = _as_problem(error)
+    problem = _grpc_problem(error)
     code = _CODES.get(problem.status, grpc.StatusCode.INTERNAL)
     more = tuple((f"streamq-{name}", str(text)) for name, text in problem.more.items())
     metadata = (("streamq-code", problem.code), *more)

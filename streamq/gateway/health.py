@@ -33,8 +33,8 @@ def serve_gateway_health(
             ticked_at=ticked_at,
             unready=gateway.unready,
             samples=lambda: (
-                gateway_samples(gateway)
-                | _server_samples(keepers.values())
+                gateway_health_samples(gateway)
+                | _health_samples_of_server(keepers.values())
                 | lookout.samples()
                 | build_info_samples()
             ),
@@ -50,7 +50,7 @@ def serve_gateway_health(
         lookout.close()
 
 
-def gateway_samples(gateway: Gateway) -> Samples:
+def gateway_health_samples(gateway: Gateway) -> Samples:
     """Return what a gateway has counted, and what it does now."""
     return {
         **gateway.tallies.samples(),
@@ -65,7 +65,7 @@ def gateway_samples(gateway: Gateway) -> Samples:
     }
 
 
-def _server_samples(keepers: Collection[LeaseKeeper]) -> Samples:
+def _health_samples_of_server(keepers: Collection[LeaseKeeper]) -> Samples:
     if not keepers:
         return {}
     return {

@@ -43,7 +43,7 @@ SAFETY = {
 }
 
 
-def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
+def gateway_http_application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
     """Return the application that serves all routes of the table.
 
     Calls of workers take no way through the framework: there may be thousands that wait, and each
@@ -51,7 +51,7 @@ def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> ASGI
 
     ``is_read_only``: answer only what readers may ask.
     """
-    others = framework_application(gateway, is_read_only=is_read_only)
+    others = http_framework_application(gateway, is_read_only=is_read_only)
     of_workers = {
         (each.method, each.path): each
         for each in ROUTES
@@ -61,10 +61,10 @@ def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> ASGI
     async def call(route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         try:
-            response = await _answer_call(gateway, route, request, is_read_only)
+            response = await _answer_http_call(gateway, route, request, is_read_only)
         except Exception as error:
             log.exception("%s %s", route.method, route.path)
-            response = await _internal_error_response(request, error)
+            response = await _http_internal_error_response(request, error)
         await response(scope, receive, send)
 
     def front(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -80,16 +80,16 @@ def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> ASGI
     return front
 
 
-async def _answer_call(
+async def _answer_http_call(
     gateway: Gateway, route: Route, request: Request, is_read_only: bool
 ) -> Response:
     began = time.monotonic()
-    told = await _serve_route(gateway, route, request, is_read_only)
+    told = await _serve_http_route(gateway, route, request, is_read_only)
     gateway.tallies.called(route.name, told.status_code, time.monotonic() - began)
     return told
 
 
-def framework_application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
+def http_framework_application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
     """Return what serves all routes and the pages, by way of the framework."""
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
@@ -98,7 +98,7 @@ def framework_application(gateway: Gateway, *, is_read_only: bool = False) -> St
     def endpoint(routes: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
-            return await _answer_call(gateway, routes[method], request, is_read_only)
+            return await _answer_http_call(gateway, routes[method], request, is_read_only)
 
         return answer
 
@@ -116,32 +116,35 @@ def framework_application(gateway: Gateway, *, is_read_only: bool = False) -> St
             *(pages.page_routes(gateway.board, gateway.access, called) if gateway.board else ()),
             *(live.live_routes(gateway.board, gateway.access, called) if gateway.board else ()),
         ],
-        exception_handlers={HTTPException: _no_such_route, Exception: _internal_error_response},
+        exception_handlers={
+            HTTPException: _no_such_http_route,
+            Exception: _http_internal_error_response,
+        },
     )
 
 
-async def _serve_route(
+async def _serve_http_route(
     gateway: Gateway, route: Route, request: Request, is_read_only: bool
 ) -> Response:
     try:
         if is_read_only and not Role.READER.allows(route.role):
             raise Problem(403, "READONLY", "this gateway only tells, and changes nothing")
-        call = await _read_call(gateway.access, route, request)
+        call = await _read_http_call(gateway.access, route, request)
         if route.takes_file:  # the operation sees that the caller has left, as the end of the body
             call.stream = request.stream()
             answer = await route.operation(gateway, call)
         else:
-            answer = await _while_caller_is_there(request, route.operation(gateway, call))
+            answer = await _while_http_caller_is_there(request, route.operation(gateway, call))
     except ClientDisconnect:
         return Response(status_code=499)  # the caller has left, so nobody reads this answer
     except Problem as problem:
-        return _problem_response(problem)
+        return _http_problem_response(problem)
     except StreamqError as error:
         meant = problem_of(error)
         if meant.status >= 500:
             log.warning("%s %s: %s", request.method, route.path, error)
-        return _problem_response(meant)
-    _note_change(call, route, request, answer.status)
+        return _http_problem_response(meant)
+    _note_change_over_http(call, route, request, answer.status)
     if route.is_change and gateway.board:
         changed = request.path_params.get("id", "")
         gateway.board.changed(call.caller.name, call.visit.address, changed, answer.noted)
@@ -149,7 +152,7 @@ async def _serve_route(
     return _http_response(answer, connection.was_reset)
 
 
-async def _read_call(access: Access, route: Route, request: Request) -> Call:
+async def _read_http_call(access: Access, route: Route, request: Request) -> Call:
     """Read who calls, then the body. Callers without the right are refused before the body."""
     visit = _visit_of_http(request)
     # A login has its key in the body, so nobody is refused before that is read.
@@ -160,7 +163,7 @@ async def _read_call(access: Access, route: Route, request: Request) -> Call:
     query = request.query_params if request.scope["query_string"] else {}
     call = Call(caller, request.path_params, query, visit, request.scope["scheme"])
     if route.body is not None:
-        call.body = _decoded_body(await _read_body(request), route.body)
+        call.body = _decoded_http_body(await _read_http_body(request), route.body)
     return call
 
 
@@ -173,7 +176,7 @@ def _visit_of_http(request: Request) -> Visit:
     )
 
 
-def _note_change(call: Call, route: Route, request: Request, status: int) -> None:
+def _note_change_over_http(call: Call, route: Route, request: Request, status: int) -> None:
     """Write into the log who changed which request. No log has keys, tickets or payloads."""
     if route.is_change:
         what = request.path_params.get("id", "")
@@ -183,17 +186,17 @@ def _note_change(call: Call, route: Route, request: Request, status: int) -> Non
         )
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_http_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BODY:
-        raise _body_too_large()
+        raise _http_body_too_large()
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BODY:
-                    raise _body_too_large()
+                    raise _http_body_too_large()
     except TimeoutError:
         raise Problem(
             408, "SLOW", "the body did not come in time", f"it took longer than {BODY_S:g} s"
@@ -201,18 +204,18 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _body_too_large() -> Problem:
+def _http_body_too_large() -> Problem:
     return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
 
 
-def _decoded_body(body: bytes, kind: Any) -> Any:
+def _decoded_http_body(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "INVALID", "the body is not what the call takes", str(error)) from None
 
 
-async def _while_caller_is_there(request: Request, operation: Awaitable[Answer]) -> Answer:
+async def _while_http_caller_is_there(request: Request, operation: Awaitable[Answer]) -> Answer:
     """Return the operation's answer, or end the operation when the caller has left."""
     task, has_left = asyncio.current_task(), False
     assert task
@@ -249,11 +252,11 @@ def _http_response(answer: Answer, was_reset: WasLost) -> Response:
         answer.status,
         headers=SAFETY | answer.headers,
         media_type="application/json",
-        background=_Sent(answer.delivered, was_reset) if answer.delivered else None,
+        background=_HttpSent(answer.delivered, was_reset) if answer.delivered else None,
     )
 
 
-class _Sent(BackgroundTask):
+class _HttpSent(BackgroundTask):
     """A task that Starlette runs when an answer is out; it tells the operation so."""
 
     def __init__(self, delivered: Callable[[WasLost], None], was_reset: WasLost) -> None:
@@ -265,20 +268,20 @@ class _Sent(BackgroundTask):
         self._delivered(self._was_reset)
 
 
-def _problem_response(problem: Problem) -> Response:
+def _http_problem_response(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, headers=SAFETY | problem.headers())
 
 
-async def _no_such_route(request: Request, error: Exception) -> Response:
+async def _no_such_http_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, title = _TITLES.get(error.status_code, ("ERROR", str(error.detail)))
-    told = _problem_response(Problem(error.status_code, code, title))
+    told = _http_problem_response(Problem(error.status_code, code, title))
     told.headers.update(error.headers or {})
     return told
 
 
-async def _internal_error_response(request: Request, error: Exception) -> Response:
+async def _http_internal_error_response(request: Request, error: Exception) -> Response:
     # Starlette raises the error again, and uvicorn logs it with its traceback.
-    return _problem_response(
+    return _http_problem_response(
         Problem(500, "ERROR", "the gateway stumbled", "its log says over what")
     )

@@ -85,13 +85,13 @@ def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket
     return listener
 
 
-def is_loopback(listener: socket.socket) -> bool:
+def listens_on_loopback(listener: socket.socket) -> bool:
     """Return whether only programs of this machine can reach it."""
     address = str(listener.getsockname()[0])
     return address == "::1" or address.startswith("127.")
 
 
-def allow_connections(connections: int) -> None:
+def allow_connections_to_listener(connections: int) -> None:
     """Allow so many connections, as far as the system does: it is asked for more open files."""
     files = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -104,7 +104,7 @@ def allow_connections(connections: int) -> None:
         log.warning("the system allows %d connections only: see ulimit -n", ListenerConnection.most)
 
 
-class Impatient(asyncio.Protocol):
+class ImpatientListener(asyncio.Protocol):
     """A connection that is cut off when the caller does not read what is sent to it."""
 
     loop: asyncio.AbstractEventLoop
@@ -152,7 +152,7 @@ class Impatient(asyncio.Protocol):
             self._unread = None
 
 
-class Joining:
+class JoiningListenerTransport:
     """A transport that sends the head of an answer together with what comes behind it.
 
     A send wakes the caller, and is most of what a short answer costs: one is enough.
@@ -190,7 +190,7 @@ class Joining:
         return getattr(self.under, name)
 
 
-class ListenerConnection(Impatient, HttpToolsProtocol):
+class ListenerConnection(ImpatientListener, HttpToolsProtocol):
     """One connection of a caller: its head must come in time, and be short."""
 
     #: How many connections there may be.
@@ -210,7 +210,7 @@ class ListenerConnection(Impatient, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first call."""
-        super().connection_made(Joining(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(JoiningListenerTransport(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self.most:
             detail = f"this gateway has {self.most} connections already"
             busy = Problem(503, "AWAY", "too many connections", detail, retry_after_s=1)
@@ -242,7 +242,7 @@ class ListenerConnection(Impatient, HttpToolsProtocol):
         super().on_message_begin()
         # Starlette hands the state to the application with every call.
         self.scope["state"]["connection"] = self
-        if certificate := _name_in_certificate(self.transport):
+        if certificate := _name_in_listener_certificate(self.transport):
             self.app_state = {**self.app_state, "certificate": certificate}
             self.scope["state"] |= self.app_state
         if not self._waiting:
@@ -250,7 +250,7 @@ class ListenerConnection(Impatient, HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection on."""
-        assert isinstance(self.transport, Joining)
+        assert isinstance(self.transport, JoiningListenerTransport)
         self.transport = self.transport.under
         super().handle_websocket_upgrade()
 
@@ -289,7 +289,7 @@ class ListenerConnection(Impatient, HttpToolsProtocol):
         self.transport.close()
 
 
-def _name_in_certificate(transport: Any) -> str:
+def _name_in_listener_certificate(transport: Any) -> str:
     """Return the common name of the client's certificate; "" without one."""
     certificate = transport.get_extra_info("peercert")
     for fields in (certificate or {}).get("subject", ()):

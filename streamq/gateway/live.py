@@ -14,7 +14,7 @@ from streamq.dashboard.feed import FeedWatcher
 from streamq.errors import StreamqError
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.dashboard import DashboardBoard
-from streamq.gateway.pages import SECURITY, Called, with_problems_told
+from streamq.gateway.pages import SECURITY, Called, page_with_problems_told
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
 
@@ -43,7 +43,7 @@ def live_routes(board: DashboardBoard, access: Access, called: Called) -> list[B
     async def live_socket(socket: WebSocket) -> None:
         await _serve_live_socket(board, access, socket)
 
-    return [Route(PATH, with_problems_told(live)), WebSocketRoute(PATH, live_socket)]
+    return [Route(PATH, page_with_problems_told(live)), WebSocketRoute(PATH, live_socket)]
 
 
 async def _live_events(
@@ -79,7 +79,7 @@ async def _serve_live_socket(board: DashboardBoard, access: Access, socket: WebS
         problem = error if isinstance(error, Problem) else problem_of(error)
         await socket.close(_REFUSED, str(problem)[:120])
         return
-    left = asyncio.ensure_future(_browser_has_left(socket))
+    left = asyncio.ensure_future(_live_browser_has_left(socket))
     watcher, feed = FeedWatcher(), board.feed
     left.add_done_callback(lambda _: watcher.wake())
     watcher.tell("hello", _live_hello(board, caller))
@@ -87,7 +87,7 @@ async def _serve_live_socket(board: DashboardBoard, access: Access, socket: WebS
     try:
         with suppress(WebSocketDisconnect, RuntimeError):
             async for frames in watcher.frames(lambda: feed.is_stopping or left.done()):
-                for message in frames_as_messages(frames):
+                for message in live_frames_as_messages(frames):
                     await socket.send_text(message)
             await socket.close()
     finally:
@@ -95,7 +95,7 @@ async def _serve_live_socket(board: DashboardBoard, access: Access, socket: WebS
         left.cancel()
 
 
-def frames_as_messages(frames: bytes) -> Iterator[str]:
+def live_frames_as_messages(frames: bytes) -> Iterator[str]:
     """Yield the events of a stream as JSON; their data are not encoded again."""
     for frame in frames.decode().split("\n\n"):
         lines = dict(line.partition(": ")[::2] for line in frame.split("\n"))
@@ -104,6 +104,6 @@ def frames_as_messages(frames: bytes) -> Iterator[str]:
             yield f'{{"event":"{lines["event"]}"' + (data if data == "}" else f",{data}")
 
 
-async def _browser_has_left(socket: WebSocket) -> None:
+async def _live_browser_has_left(socket: WebSocket) -> None:
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass

@@ -61,7 +61,7 @@ class Loads:
             meant = Policy(handler=found.text("handler"), queue=found.text("queue"))
             _, entries = Submission(self._protocol, name, meant, MAX_PART).content(parts)
             last = more.first + len(parts) - 1
-            cursor = f"{last}:{_digest_of_entries(entries)}"
+            cursor = f"{last}:{_digest_of_loaded_entries(entries)}"
             try:
                 total, _, tokens = self._protocol.append(
                     name, more.first, found.optional_text("cursor"), cursor, len(parts), entries
@@ -94,7 +94,7 @@ class Loads:
 
         def commit_() -> Committed:
             found = self._found(caller, name)
-            stands = _committed_part(found.optional_text("committed"))
+            stands = _part_committed_by_load(found.optional_text("committed"))
             if commit.through > found.known_count("total"):
                 raise InvalidValue(f"there is no part {commit.through}")
             # When the call is repeated, all of it or some of it may be done already.
@@ -103,7 +103,9 @@ class Loads:
             while stands < commit.through:
                 end = min(commit.through, stands + _FORGOTTEN)
                 fields: list[str | int] = [*range(stands + 1, end + 1)]
-                self._protocol.commit(name, _commit_mark(stands), _commit_mark(end), fields)
+                self._protocol.commit(
+                    name, _commit_mark_of_load(stands), _commit_mark_of_load(end), fields
+                )
                 stands = end
             return Committed(stands)
 
@@ -120,7 +122,7 @@ class Loads:
         return Problem(409, "SHORT", title, str(gap), more={"next": following})
 
 
-def _committed_part(committed: str) -> int:
+def _part_committed_by_load(committed: str) -> int:
     if not committed:
         return 0
     if not committed.startswith(_MARK):
@@ -128,11 +130,11 @@ def _committed_part(committed: str) -> int:
     return int(committed.removeprefix(_MARK))
 
 
-def _commit_mark(number: int) -> str:
+def _commit_mark_of_load(number: int) -> str:
     return f"{_MARK}{number}" if number else ""
 
 
-def _digest_of_entries(entries: Sequence[bytes]) -> str:
+def _digest_of_loaded_entries(entries: Sequence[bytes]) -> str:
     made = hashlib.blake2b(digest_size=12)
     for each in entries:
         made.update(len(each).to_bytes(8, "big") + each)

@@ -28,15 +28,16 @@ class Outcomes:
         records = ticket.records_by_part()
         named = [each.part for each in report.done]
         named += [each.part for each in report.failed] + report.back
-        _check_parts(named, records)
+        _check_parts_of_outcomes(named, records)
         if report.crashed is not None:
-            _check_parts([*named, report.crashed], records)
+            _check_parts_of_outcomes([*named, report.crashed], records)
         #: How many parts were run.
         self.ran = len(report.done) + len(report.failed)
         self.crashed = report.crashed
         self.done: list[tuple[Part, PartDone]] = []
         self.not_done: list[tuple[Part, PartNotDone]] = [
-            (_bare_part(each.part), _part_not_done(ticket, each)) for each in report.failed
+            (_bare_part_of_outcomes(each.part), _outcome_of_part_not_done(ticket, each))
+            for each in report.failed
         ]
         for each in report.done:
             self._add(ticket, each, records[each.part])
@@ -62,24 +63,24 @@ class Outcomes:
         }
 
     def _add(self, ticket: Ticket, done: Done, records: int) -> None:
-        result = payloads.encoded_result(done.result)
+        result = payloads.encoded_result_payload(done.result)
         part = Part(done.part, b"", ticket.about_of(done.part))
         try:
             self.done.append((part, stages.outcome_of_stage(part, records, result, ticket.facts)))
         except stages.BAD as error:
             word, why = type(error).__name__, str(error)
             failed = Failed(part=done.part, kind="abandon", error=word, message=why)
-            self.not_done.append((part, _part_not_done(ticket, failed)))
+            self.not_done.append((part, _outcome_of_part_not_done(ticket, failed)))
 
 
-def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:
+def _check_parts_of_outcomes(named: Sequence[int], known: dict[int, int]) -> None:
     if len(set(named)) < len(named):
         raise InvalidValue("the report names a part twice")
     if strange := sorted(set(named) - known.keys()):
         raise InvalidValue(f"part {strange[0]} is not in the ticket")
 
 
-def _part_not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
+def _outcome_of_part_not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
     attempt = ticket.attempts.get(failed.part, 1)
     delay_ms = failed.after_ms
     if delay_ms is UNSET:
@@ -94,5 +95,5 @@ def _part_not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
     return PartNotDone(failed.kind, delay_ms, [failure], (0, -1))
 
 
-def _bare_part(number: int) -> Part:
+def _bare_part_of_outcomes(number: int) -> Part:
     return Part(number, b"", b"")

@@ -55,15 +55,15 @@ def page_routes(board: DashboardBoard, access: Access, called: Called) -> list[B
         return Response(status_code=303, headers={**SECURITY, **to})
 
     return [
-        Route("/v1/requests/{id}/report.html", with_problems_told(report)),
-        Route("/s/{link}", with_problems_told(enter)),
-        *(Route(path, _index_page) for path in PAGES),
-        Route("/static/{digest}/{name}", _static_file),
-        Route("/favicon.ico", _icon_file),
+        Route("/v1/requests/{id}/report.html", page_with_problems_told(report)),
+        Route("/s/{link}", page_with_problems_told(enter)),
+        *(Route(path, _page_of_index) for path in PAGES),
+        Route("/static/{digest}/{name}", _static_file_of_pages),
+        Route("/favicon.ico", _page_icon),
     ]
 
 
-async def _index_page(_: Asked) -> Response:
+async def _page_of_index(_: Asked) -> Response:
     return Response(
         dashboard_pages().index,
         media_type="text/html; charset=utf-8",
@@ -71,15 +71,15 @@ async def _index_page(_: Asked) -> Response:
     )
 
 
-async def _icon_file(_: Asked) -> Response:
+async def _page_icon(_: Asked) -> Response:
     found = dashboard_pages().files["icon.svg"]
     return Response(found.content, media_type=found.kind, headers=SECURITY)
 
 
-async def _static_file(asked: Asked) -> Response:
+async def _static_file_of_pages(asked: Asked) -> Response:
     found = dashboard_pages().files.get(asked.path_params["name"])
     if found is None:
-        return problem_answer(Problem(404, "PATH", "there is no such file"))
+        return page_answer_for_problem(Problem(404, "PATH", "there is no such file"))
     lasting = asked.path_params["digest"] == dashboard_pages().digest
     age = "public, max-age=31536000, immutable" if lasting else "no-cache"
     return Response(
@@ -87,20 +87,22 @@ async def _static_file(asked: Asked) -> Response:
     )
 
 
-def with_problems_told(operation: Callable[[Asked], Awaitable[Response]]) -> Callable[..., Any]:
+def page_with_problems_told(
+    operation: Callable[[Asked], Awaitable[Response]],
+) -> Callable[..., Any]:
     """Return the operation with its errors told as problem+json."""
 
     async def answer(asked: Asked) -> Response:
         try:
             return await operation(asked)
         except Problem as problem:
-            return problem_answer(problem)
+            return page_answer_for_problem(problem)
         except StreamqError as error:
-            return problem_answer(problem_of(error))
+            return page_answer_for_problem(problem_of(error))
 
     return answer
 
 
-def problem_answer(problem: Problem) -> Response:
+def page_answer_for_problem(problem: Problem) -> Response:
     """Return a problem as an answer."""
     return Response(problem.body(), problem.status, headers=SECURITY | problem.headers())

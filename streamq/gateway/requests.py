@@ -136,7 +136,7 @@ class Requests:
                     next_number = part_of_field(found[left][0])
                     del found[left:]
                 yield b"".join(
-                    _result_line(part_of_field(field), result) for field, result in found
+                    _result_line_of_request(part_of_field(field), result) for field, result in found
                 )
                 left -= len(found)
             if found is not None:
@@ -165,10 +165,10 @@ def policy_of_new_request(new: NewRequest) -> Policy:
     return policy_of_options(**options)
 
 
-def _result_line(number: int, result: bytes) -> bytes:
+def _result_line_of_request(number: int, result: bytes) -> bytes:
     with damaged_if_unreadable(f"the result of part {number}"):
         items, _ = codec.decode_result(result)
-        values = [payloads.shown_item(item) for item in items]
+        values = [payloads.shown_result_payload(item) for item in items]
     line = ResultLine(part=number)
     if len(values) == 1:
         line.result = values[0]

@@ -24,14 +24,14 @@ from streamq.gateway.control import Control
 from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.desk import Desk
 from streamq.gateway.health import serve_gateway_health
-from streamq.gateway.http import gateway_application
+from streamq.gateway.http import gateway_http_application
 from streamq.gateway.listener import (
     BACKLOG,
     ListenerConnection,
     Tls,
-    allow_connections,
-    is_loopback,
+    allow_connections_to_listener,
     listening_socket,
+    listens_on_loopback,
 )
 from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 CHECK_EVERY_S = 4.0
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a gateway is to serve."""
 
     host: str
@@ -80,7 +80,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve_gateway(
-    protocol: Protocol, options: Options, started: Callable[[str], object] = lambda _: None
+    protocol: Protocol, options: ServiceOptions, started: Callable[[str], object] = lambda _: None
 ) -> None:
     """Serve until INT or TERM comes. ``started`` is told the URL when it listens.
 
@@ -92,11 +92,11 @@ def serve_gateway(
     tls = options.tls.context()
     for host, port in filter(None, (options.grpc,)):
         with listening_socket(host, port, is_shared=True) as door:
-            _check_who_may_come_in(door, options, access, has_tls=tls is not None)
+            _check_service_is_guarded(door, options, access, has_tls=tls is not None)
     own_secret = supervisor.secret_of_processes()
     supervisor.end_process_with_supervisor()
-    listener = _gateway_listener(options, is_shared=own_secret is not None)
-    _check_who_may_come_in(listener, options, access, has_tls=tls is not None)
+    listener = _listener_of_gateway_service(options, is_shared=own_secret is not None)
+    _check_service_is_guarded(listener, options, access, has_tls=tls is not None)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     url = f"{'https' if tls else 'http'}://{shown}:{address[1]}"
@@ -142,11 +142,11 @@ def serve_gateway(
         board,
     )
     config = uvicorn.Config(
-        gateway_application(gateway, is_read_only=options.is_read_only),
+        gateway_http_application(gateway, is_read_only=options.is_read_only),
         interface="asgi3",
         http=ListenerConnection,
         loop="uvloop",
-        ws=_websocket_server(),
+        ws=_service_for_websockets(),
         ws_max_size=MOST_BODY,
         # Compression would take gigabytes for thousands of sockets.
         ws_per_message_deflate=False,
@@ -168,7 +168,7 @@ def serve_gateway(
         await sessions.close(min(options.grace_s, GO_WITHIN_MS / 1e3))
 
     def beside() -> "GrpcServer | None":
-        return _listen_for_grpc(gateway, options, started)
+        return _service_for_grpc(gateway, options, started)
 
     server = _GatewayServer(
         config, stopping, beside, options.grace_s, lambda: started(url), access.look_again
@@ -276,17 +276,17 @@ class _GatewayServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _gateway_listener(options: Options, *, is_shared: bool) -> socket.socket:
+def _listener_of_gateway_service(options: ServiceOptions, *, is_shared: bool) -> socket.socket:
     """Return the socket that callers come to, with room for as many as may come."""
-    allow_connections(options.connections)
+    allow_connections_to_listener(options.connections)
     return listening_socket(options.host, options.port, is_shared=is_shared)
 
 
-def _check_who_may_come_in(
-    listener: socket.socket, options: Options, access: Access, *, has_tls: bool
+def _check_service_is_guarded(
+    listener: socket.socket, options: ServiceOptions, access: Access, *, has_tls: bool
 ) -> None:
     """Refuse to listen to other machines without keys, or without TLS."""
-    if is_loopback(listener):
+    if listens_on_loopback(listener):
         return
     where = f"--listen {options.host}:{options.port} is open to other machines"
     listener_is_ok = access.has_keys and (has_tls or options.is_insecure)
@@ -304,18 +304,18 @@ def _check_who_may_come_in(
         )
 
 
-def _websocket_server() -> "type[asyncio.Protocol] | Literal['none']":
+def _service_for_websockets() -> "type[asyncio.Protocol] | Literal['none']":
     """Return what serves streams: the extra ``serve`` brings a package for it."""
     if find_spec("websockets"):
-        from streamq.gateway.websocket_connection import Stream
+        from streamq.gateway.websocket_connection import WebSocketStream
 
-        return Stream
+        return WebSocketStream
     log.warning("no WebSocket streams: pip install 'streamq[serve]' brings the package websockets")
     return "none"
 
 
-def _listen_for_grpc(
-    gateway: Gateway, options: Options, started: Callable[[str], object]
+def _service_for_grpc(
+    gateway: Gateway, options: ServiceOptions, started: Callable[[str], object]
 ) -> "GrpcServer | None":
     """Listen for gRPC, if that is asked for. It belongs to the event loop that runs."""
     if options.grpc is None:

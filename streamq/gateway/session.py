@@ -20,7 +20,7 @@ from msgspec import UNSET
 from streamq.errors import InvalidValue, ServerError, StreamqError
 from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed
 from streamq.gateway.messages import Beat, Leave, Report, Verdict
-from streamq.gateway.problems import Problem, problem_of, too_many_takes
+from streamq.gateway.problems import Problem, problem_of, problem_of_too_many_takes
 from streamq.gateway.roles import Caller, Role
 from streamq.gateway.session_messages import (
     Bye,
@@ -69,7 +69,9 @@ class Sessions:
         """Serve one stream until it ends. ``receive`` returns None when it has ended."""
         caller.check_role(Role.WORKER, "a session")
         if self._counts[caller.name] >= caller.streams:
-            raise too_many_takes(f"the key {caller.name} has {caller.streams} streams open already")
+            raise problem_of_too_many_takes(
+                f"the key {caller.name} has {caller.streams} streams open already"
+            )
         session = Session(self._desk, caller, receive, send)
         self._open.add(session)
         self._counts[caller.name] += 1
@@ -128,7 +130,7 @@ class Session:
             self._listening = asyncio.current_task()
             await self._listen()
         except asyncio.CancelledError:
-            if handing is None or not _has_failed(handing):
+            if handing is None or not _has_session_failed(handing):
                 raise
             task = asyncio.current_task()
             assert task
@@ -146,7 +148,7 @@ class Session:
 
     def _end_if_failed(self, handing: asyncio.Task[None]) -> None:
         """Listen no more if nothing can be handed out: the worker does not read."""
-        if _has_failed(handing) and self._listening:
+        if _has_session_failed(handing) and self._listening:
             self._listening.cancel()
 
     def ask_to_go(self) -> None:
@@ -185,7 +187,7 @@ class Session:
                 await asyncio.sleep(PAUSE_S)
                 continue
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(error=_trouble_of_error(error)))
+                await self._say(ToWorker(error=_session_trouble_of_error(error)))
                 await asyncio.sleep(PAUSE_S)
                 continue
             if handed.granted:
@@ -214,7 +216,7 @@ class Session:
                 if await self._heed(message):
                     return
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(re=message.seq, error=_trouble_of_error(error)))
+                await self._say(ToWorker(re=message.seq, error=_session_trouble_of_error(error)))
 
     async def _heed(self, message: FromWorker) -> bool:
         """Do what a message says. Returns whether it was the last."""
@@ -285,15 +287,15 @@ class Session:
             await self._send_now(message)
 
 
-def _has_failed(task: asyncio.Task[None]) -> bool:
+def _has_session_failed(task: asyncio.Task[None]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None
 
 
-def _trouble_of_error(error: Problem | StreamqError) -> Trouble:
+def _session_trouble_of_error(error: Problem | StreamqError) -> Trouble:
     problem = error if isinstance(error, Problem) else problem_of(error)
     return Trouble(problem.status, problem.code, problem.title, problem.detail or problem.title)
 
 
-def encode_message(message: ToWorker) -> bytes:
+def encode_session_message(message: ToWorker) -> bytes:
     """Return a message as JSON."""
     return msgspec.json.encode(message)

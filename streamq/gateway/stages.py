@@ -64,7 +64,7 @@ def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> Par
     origin = about.item_of_about(part)
     items, _ = codec.decode_result(result)
     if kind == "spread":
-        payloads, keep = _children_of_spread(codec.decode_item(items[0]))
+        payloads, keep = _stage_children_of_spread(codec.decode_item(items[0]))
         origins = [f"{origin}/{number}" for number in range(1, len(payloads) + 1)]
         if join != "0":
             payloads, origins = [keep, *payloads], [f"{origin}/0", *origins]
@@ -77,7 +77,7 @@ def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> Par
     return PartDone(b"" if kind == "spread" else result, records, passed, size)
 
 
-def _children_of_spread(returned: Any) -> tuple[list[bytes], bytes]:
+def _stage_children_of_spread(returned: Any) -> tuple[list[bytes], bytes]:
     """Return the payloads of the children, and what is kept for their join."""
     keep = None
     if isinstance(returned, dict) and "children" in returned:

@@ -18,7 +18,7 @@ from streamq.gateway.access import Access, Visit, refused_without_key
 from streamq.gateway.control import Control
 from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.desk import Desk
-from streamq.gateway.http import framework_application
+from streamq.gateway.http import http_framework_application
 from streamq.gateway.listener import listening_socket
 from streamq.gateway.loads import Loads
 from streamq.gateway.problems import Problem
@@ -36,7 +36,7 @@ _COOKIE = "streamq_ui"
 HOST = "127.0.0.1"
 
 
-class OneKey(Access):
+class UiKey(Access):
     """Lets in the browser that opened the printed URL first; the URL works once."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class OneKey(Access):
 def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
     """Serve the dashboard of one queue in a thread, and yield the URL that lets a browser in."""
     listener = listening_socket(HOST, 0)
-    access = OneKey()
+    access = UiKey()
     with closing(Connection(url)) as connection:
         protocol = Protocol(connection, prefix)
         desk = Desk(protocol, {}, TicketSigner(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")
@@ -87,7 +87,7 @@ def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
             lambda: "",
             board,
         )
-        app = framework_application(gateway)
+        app = http_framework_application(gateway)
         app.router.routes.insert(0, Route("/enter/{key}", access.enter))
         config = uvicorn.Config(
             app,

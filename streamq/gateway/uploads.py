@@ -19,7 +19,7 @@ from streamq import units
 from streamq.errors import InvalidValue, LoadGap, RequestUnknown, damaged_if_unreadable
 from streamq.gateway.desk import Desk
 from streamq.gateway.messages import Uploaded, UploadOptions
-from streamq.gateway.problems import Problem, too_many_takes
+from streamq.gateway.problems import Problem, problem_of_too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
@@ -77,9 +77,11 @@ class Uploads:
         self._desk.check_queue(caller, options.queue)
         name = units.request_id(request_id, self._team)
         if self.open >= MOST_UPLOADS:
-            raise too_many_takes(f"{MOST_UPLOADS} uploads are open already")
+            raise problem_of_too_many_takes(f"{MOST_UPLOADS} uploads are open already")
         if caller is not LOCAL and self._of_key[caller.name] >= MOST_OF_KEY:
-            raise too_many_takes(f"{MOST_OF_KEY} uploads of the key {caller.name} are open already")
+            raise problem_of_too_many_takes(
+                f"{MOST_OF_KEY} uploads of the key {caller.name} are open already"
+            )
         loop = asyncio.get_running_loop()
         stream = _UploadBody(body, loop)
         self.open += 1
@@ -142,11 +144,11 @@ class Uploads:
     def _check_begin(self, name: str, before: Snapshot | None, begins_at: int) -> None:
         if before is None:
             raise RequestUnknown(f"there is no request {name}: send all of the file with PUT")
-        if begins_at != _bytes_loaded(before):
+        if begins_at != _bytes_of_upload_loaded(before):
             raise self._elsewhere(name, f"the rest does not begin at byte {begins_at}")
 
     def _elsewhere(self, name: str, why: str) -> Problem:
-        offset = _bytes_loaded(self._protocol.inspect(name))
+        offset = _bytes_of_upload_loaded(self._protocol.inspect(name))
         return Problem(409, "SHORT", "the upload stands elsewhere", why, more={"offset": offset})
 
     def _found(self, caller: Caller, name: str) -> Snapshot:
@@ -156,7 +158,9 @@ class Uploads:
 
     def _uploaded(self, found: Snapshot) -> Uploaded:
         status = status_of(self._protocol, found)
-        return Uploaded(offset=_bytes_loaded(found), is_complete=found.is_sealed, status=status)
+        return Uploaded(
+            offset=_bytes_of_upload_loaded(found), is_complete=found.is_sealed, status=status
+        )
 
     def _found_or_none(self, caller: Caller, name: str) -> Snapshot | None:
         try:
@@ -177,7 +181,7 @@ def _request_of_upload(options: UploadOptions) -> Source:
     return describe_source([STDIN], **given)
 
 
-def _bytes_loaded(found: Snapshot) -> int:
+def _bytes_of_upload_loaded(found: Snapshot) -> int:
     """Return how many bytes of a file are loaded; 0 if they were not loaded as they were sent."""
     text = found.optional_text("cursor")
     with damaged_if_unreadable("how far the request is loaded"):

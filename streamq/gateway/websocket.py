@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from streamq.errors import StreamqError
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.problems import Problem, problem_of
-from streamq.gateway.session import Sessions, encode_message
+from streamq.gateway.session import Sessions, encode_session_message
 from streamq.gateway.session_messages import FromWorker, ToWorker
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ async def serve_worker_stream(
 
     async def send(message: ToWorker) -> None:
         with suppress(WebSocketDisconnect, RuntimeError):
-            await socket.send_text(encode_message(message).decode())
+            await socket.send_text(encode_session_message(message).decode())
 
     code, reason = 1000, ""
     try:

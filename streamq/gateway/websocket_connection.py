@@ -5,16 +5,16 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from streamq.gateway.listener import Impatient
+from streamq.gateway.listener import ImpatientListener
 from streamq.gateway.websocket import PATH
 
 
-class Stream(Impatient, WebSocketsSansIOProtocol):
+class WebSocketStream(ImpatientListener, WebSocketsSansIOProtocol):
     """One stream of a worker, or of a browser. There may be thousands, so each is kept small."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.queue = Messages()  # type: ignore[assignment]
+        self.queue = WebSocketMessages()  # type: ignore[assignment]
 
     def start_keepalive(self) -> None:
         """Ask a browser now and then whether it is there. A worker beats."""
@@ -24,7 +24,7 @@ class Stream(Impatient, WebSocketsSansIOProtocol):
         del self.request, self.response
 
 
-class Messages:
+class WebSocketMessages:
     """A queue for one reader, which takes a tenth of the memory of ``asyncio.Queue``."""
 
     __slots__ = ("_coming", "_here")

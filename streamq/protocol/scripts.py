@@ -17,7 +17,7 @@ from streamq.driver.errors import (
     RedisError,
     ResponseError,
     ScriptNotLoaded,
-    our_error,
+    our_error_of_driver,
 )
 from streamq.errors import (
     BY_CODE,
@@ -127,7 +127,7 @@ class Scripts:
         try:
             return self._connection.call_all(call.words() for call in calls)
         except _DRIVER_ERRORS as error:
-            meant = our_error(error, self._connection.where)
+            meant = our_error_of_driver(error, self._connection.where)
             if meant is None or isinstance(meant, ServerUnreachable):
                 raise (meant or error) from None
             return [error] * len(calls)
@@ -157,7 +157,7 @@ class Scripts:
     def _is_of_server(self, reply: Exception) -> bool:
         """Return whether the server refused a call, and not the script."""
         return isinstance(reply, NoScriptError) or isinstance(
-            our_error(reply, self._connection.where), ServerError
+            our_error_of_driver(reply, self._connection.where), ServerError
         )
 
     def _load_and_repeat(
@@ -231,7 +231,7 @@ class Scripts:
 
     def _meant(self, error: Exception, call: Call[Any]) -> Exception:
         """Return what an error of the driver, or the refusal of a script, means to a caller."""
-        meant = our_error(error, self._connection.where)
+        meant = our_error_of_driver(error, self._connection.where)
         if meant or not isinstance(error, ResponseError):
             return meant or error
         code, _, why = str(error).partition(" ")

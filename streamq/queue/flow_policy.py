@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from streamq.errors import InvalidValue
-from streamq.flows.flow import Flow, Stage, window_bounds
+from streamq.flows.flow import Flow, Stage, flow_window_bounds
 from streamq.flows.shape import Follow, Shape
 from streamq.model import WEIGHT, FlowPlan, Policy, Spec, StagePlan
 from streamq.queue.options import policy_of_options
@@ -69,7 +69,7 @@ def _stage_plan(
 ) -> StagePlan:
     has_window = number > 1 and stage.kind in ("map", "spread")
     try:
-        bounds = window_bounds(stage.window) if has_window else (0, 0)
+        bounds = flow_window_bounds(stage.window) if has_window else (0, 0)
         own = {
             name: value
             for name, value in msgspec.structs.asdict(stage).items()

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from streamq.app import table_kind
+from streamq.app import table_kind_of_handler
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Spec
 
@@ -251,7 +251,7 @@ def cell_as_text(value: Any) -> str | None:
 
 def table_of(value: Any) -> Any:
     """Return what a handler returned as a ``pyarrow.Table``; None if it is no table."""
-    kind, pa = table_kind(type(value)), None
+    kind, pa = table_kind_of_handler(type(value)), None
     if not kind:
         return None
     pa = pyarrow()

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from streamq.app import Handler, is_iterator, table_kind
+from streamq.app import Handler, handler_is_iterator, table_kind_of_handler
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
 from streamq.records import about, arrow
@@ -219,7 +219,7 @@ def decoder_for(handler: Handler, spec: Spec) -> Decode:
 
 def _item_decoder(handler: Handler) -> Decode:
     """Return the function that makes a value of an item; of all items, for a whole part."""
-    if is_iterator(handler.annotation):
+    if handler_is_iterator(handler.annotation):
         return _refuse_iterator
     if handler.is_map:
         of_item = item_decoder(handler.annotation)
@@ -271,7 +271,7 @@ def _table_decoder(handler: Handler) -> Decode:
     if handler.is_map:
         of_row = arrow.row_decoder(annotation)
         return lambda row, _: of_row(row)
-    kind = table_kind(annotation)
+    kind = table_kind_of_handler(annotation)
     if kind or annotation in _NOTHING:
         return lambda table, _: arrow.table_as_kind(table, kind)
     if annotation in _RAW:
@@ -306,7 +306,7 @@ def _text_table_decoder(kind: str, spec: Spec) -> Decode:
 
 
 def _part_decoder(annotation: Any, spec: Spec) -> Decode:
-    if kind := table_kind(annotation):
+    if kind := table_kind_of_handler(annotation):
         return _text_table_decoder(kind, spec)
     if typing.get_origin(annotation) is not list:
         return _record_decoder(annotation, msgspec.structs.replace(spec, format=""))

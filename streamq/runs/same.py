@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from streamq.driver.url import mask_passwords
+from streamq.driver.url import mask_passwords_of_url
 from streamq.errors import InvalidValue
 from streamq.model import WEIGHT, Policy, StagePlan
 from streamq.queue.options import Named
@@ -182,7 +182,7 @@ def _steered_fields(then: Policy, now: Policy) -> dict[str, Any]:
 
 def name_of_server(url: str, prefix: str) -> str:
     """Return what tells a server that was named from others, without passwords; "" for none."""
-    return f"{mask_passwords(url)} {prefix}" if url else ""
+    return f"{mask_passwords_of_url(url)} {prefix}" if url else ""
 
 
 def plan_on_server(plan: Plan, server: str) -> Plan:

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from streamq.app import App, Handler, describe_handler, takes_table
+from streamq.app import App, Handler, describe_handler, handler_takes_table
 from streamq.errors import StreamqError
-from streamq.flows.file import read_flow
+from streamq.flows.file import read_flow_file
 from streamq.flows.flow import Flow
 
 
@@ -28,7 +28,7 @@ def load_flow(target: str) -> Flow:
         InvalidValue: the file describes no flow.
     """
     if target.endswith(".toml"):
-        return read_flow(Path(target))
+        return read_flow_file(Path(target))
     found = _find_target(target, "flow")[1]
     if not isinstance(found, Flow):
         raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.Flow")
@@ -124,7 +124,7 @@ def _app_of(module: ModuleType, function: Any, name: str) -> App:
     """
     apps = [value for value in vars(module).values() if isinstance(value, App)]
     decorated = [h for app in apps for h in app.handlers.values() if h.function is function]
-    is_map = not takes_table(function)
+    is_map = not handler_takes_table(function)
     handler = decorated[0] if decorated else describe_handler(function, is_map=is_map, name=name)
     app = App()
     app.handlers[name] = msgspec.structs.replace(handler, name=name)

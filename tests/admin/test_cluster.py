@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
-from streamq.admin.cluster import _refuse_used_node, arranged_groups
+from streamq.admin.cluster import _refuse_used_cluster_node, arranged_cluster_groups
 from streamq.errors import ServerRefused
 from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, start_on_free_port
 from streamq.servers.local import LocalServer, find_server, server_command_line
@@ -253,12 +253,16 @@ class TestNodesJustIntroduced:
 
     def test_one_of_those_given_is_no_stranger(self) -> None:
         peers = self.peers(met=7001)
-        _refuse_used_node(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
+        _refuse_used_cluster_node(
+            peers[0], peers, {each.name: view_of_nodes(each) for each in peers}
+        )
 
     def test_any_other_is(self) -> None:
         peers = self.peers(met=7009)
         with pytest.raises(ServerRefused, match=r"in a cluster, with 127\.0\.0\.1:7009"):
-            _refuse_used_node(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
+            _refuse_used_cluster_node(
+                peers[0], peers, {each.name: view_of_nodes(each) for each in peers}
+            )
 
 
 @pytest.mark.parametrize("binary", ["", pytest.param("redis-server", marks=has_redis)])
@@ -358,7 +362,7 @@ def test_replicas_are_on_other_machines(layout: str, replicas: int) -> None:
     nodes = [Peer(f"{machine}{n}", machine, n, lambda: "") for n, machine in enumerate(layout)]
     nodes = nodes[: len(nodes) // (1 + replicas) * (1 + replicas)]
 
-    groups = arranged_groups(nodes, replicas)
+    groups = arranged_cluster_groups(nodes, replicas)
 
     assert Counter(node.name for group in groups for node in group) == Counter(
         node.name for node in nodes
@@ -371,7 +375,7 @@ def test_replicas_are_on_other_machines(layout: str, replicas: int) -> None:
 def test_machines_that_are_few_are_used_all_the_same() -> None:
     nodes = [Peer(f"a{n}", "a", n, lambda: "") for n in range(6)]
 
-    assert [[node.port for node in group] for group in arranged_groups(nodes, 1)] == [
+    assert [[node.port for node in group] for group in arranged_cluster_groups(nodes, 1)] == [
         [0, 3],
         [1, 4],
         [2, 5],

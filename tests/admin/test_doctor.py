@@ -191,7 +191,7 @@ def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> Non
 
 def test_bad_acl(server: LocalServer) -> None:
     redis: Any = Redis.from_url(server.url)
-    rights = acl.rights_of("worker", acl.Scope(queues=("shop",)))
+    rights = acl.acl_rights_of_role("worker", acl.AclScope(queues=("shop",)))
     digest = lua.script_digest("finish")
     key = QueueKeys("shop").open
     wrong = {

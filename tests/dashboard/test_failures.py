@@ -3,7 +3,11 @@
 import pytest
 
 from streamq import Client, Protocol
-from streamq.dashboard.failures import parts_of_group, pattern_of, read_groups
+from streamq.dashboard.failures import (
+    parts_of_failure_group,
+    pattern_of_failures,
+    read_failure_groups,
+)
 from streamq.model import Part
 from tests.support.simulated import Worker
 
@@ -23,7 +27,7 @@ from tests.support.simulated import Worker
     ],
 )
 def test_pattern(message: str, pattern: str) -> None:
-    assert pattern_of(message) == pattern
+    assert pattern_of_failures(message) == pattern
 
 
 def test_groups_tell_how_many_and_where(
@@ -35,7 +39,7 @@ def test_groups_tell_how_many_and_where(
         raise ValueError(f"no answer from {part.number}" if part.number > 60 else "x")
 
     Worker(protocol, queue, refuse).drain()
-    groups = read_groups(protocol, request_id, traces=False)
+    groups = read_failure_groups(protocol, request_id, traces=False)
     assert (groups.parts, groups.sample) == (120, 120)
     first, second = groups.groups
     assert {(g.pattern, g.count, g.about) for g in (first, second)} == {
@@ -46,5 +50,5 @@ def test_groups_tell_how_many_and_where(
     assert (late.first_part, late.last_part) == (61, 120)
     assert (sum(late.where[:30]), sum(late.where[30:])) == (0, 60)
     assert len(late.samples) == 3
-    chosen = set(parts_of_group(protocol.failures(request_id), late.error, late.pattern))
+    chosen = set(parts_of_failure_group(protocol.failures(request_id), late.error, late.pattern))
     assert chosen == set(range(61, 121))

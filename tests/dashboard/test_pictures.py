@@ -11,7 +11,7 @@ from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.input_map import MOST_CELLS, read_map
-from streamq.dashboard.samplers import Censuses, Health, sampler_of_topic
+from streamq.dashboard.samplers import CensusesForSamplers, HealthSampler, sampler_of_topic
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
 from streamq.model import Part, PartCounts, RecordCounts
@@ -140,8 +140,8 @@ class TestTables:
     def page(self, protocol: Protocol, queue: str, filters: str) -> list[str]:
         census = Census(protocol, queue)
         census.look()
-        found = rows.table_page(
-            protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters)
+        found = rows.page_of_rows(
+            protocol, census, rows.EndedRows(protocol, queue), rows.Filters.of(filters)
         )
         return [row["id"] for row in found["rows"]]
 
@@ -172,7 +172,7 @@ class TestTables:
         held(protocol, request, 1)
         census = Census(protocol, queue)
         census.look()
-        found = rows.table_page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
+        found = rows.page_of_rows(protocol, census, rows.EndedRows(protocol, queue), rows.Filters())
         assert (found["count"], census.open) == (2, 2)
         row = next(each for each in found["rows"] if each["id"] == request.id)
         # Its later stages will get as much as the first has, as far as anybody can tell.
@@ -239,15 +239,15 @@ class TestManyRequests:
     def test_health_tells_the_first_of_what_is_alike(
         self, client: Client, protocol: Protocol, queue: str
     ) -> None:
-        for _ in range(Health.BOOKS + 5):
+        for _ in range(HealthSampler.BOOKS + 5):
             submit(client, queue, 1)
         client.submit([1], handler="h", queue=queue, id=(spoilt := f"{queue}-spoilt"))
         protocol.connection.redis.hset(RequestKeys(spoilt).meta, "total", "many")
-        health = sampler_of_topic(protocol, Censuses(protocol), f"h:{queue}")
+        health = sampler_of_topic(protocol, CensusesForSamplers(protocol), f"h:{queue}")
         told = [(each.check, each.verdict, each.says) for each in health.read()["findings"]]
         handlers = [says for check, _, says in told if check == "handler"]
-        assert len(handlers) == Health.ALIKE + 1
-        assert handlers[-1] == f"{Health.BOOKS + 5 - Health.ALIKE} more like these"
+        assert len(handlers) == HealthSampler.ALIKE + 1
+        assert handlers[-1] == f"{HealthSampler.BOOKS + 5 - HealthSampler.ALIKE} more like these"
         assert any(spoilt in says for _, verdict, says in told if verdict == "fail")
         assert any("those of the 100 oldest of 105 requests" in says for _, _, says in told)
 
@@ -256,7 +256,7 @@ class TestManyRequests:
     ) -> None:
         for number in range(240):
             submit(client, queue, 1, level=number % 30)
-        found = sampler_of_topic(protocol, Censuses(protocol), f"v:{queue}").read()
+        found = sampler_of_topic(protocol, CensusesForSamplers(protocol), f"v:{queue}").read()
         assert {len(each["cards"]) for each in found["levels"]} == {6}
         assert {each["requests"] for each in found["levels"]} == {8}
 

@@ -24,7 +24,7 @@ from streamq import (
     ServerUnsafe,
 )
 from streamq.driver.errors import translating_driver_errors
-from streamq.driver.url import mask_passwords
+from streamq.driver.url import mask_passwords_of_url
 from streamq.servers.launcher import LOOPBACK
 from streamq.servers.local import LocalServer
 from tests.driver.common import PASSWORD, with_login
@@ -49,7 +49,7 @@ class TestErrors:
             Client(url)
 
         assert time.monotonic() - begin < allowed_s(5)
-        assert str(failure.value).startswith(f"{mask_passwords(url)} does not answer")
+        assert str(failure.value).startswith(f"{mask_passwords_of_url(url)} does not answer")
         assert "secret" not in str(failure.value)
 
     def test_blocking_call_to_somebody_silent_is_given_up_as_soon_as_the_url_says(self) -> None:

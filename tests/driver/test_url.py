@@ -10,7 +10,7 @@ from streamq import (
     Connection,
     InvalidValue,
 )
-from streamq.driver.url import ServerURL, mask_passwords
+from streamq.driver.url import ServerURL, mask_passwords_of_url
 from tests.driver.common import PASSWORD, connected
 
 
@@ -140,7 +140,7 @@ class TestSecrets:
         ],
     )
     def test_password_is_not_shown(self, url: str, masked: str) -> None:
-        assert mask_passwords(url) == masked
+        assert mask_passwords_of_url(url) == masked
 
     @pytest.mark.parametrize("between", [*"@:/?#[]%&= ", "://"])
     @pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel", "http", "unix"])
@@ -150,7 +150,7 @@ class TestSecrets:
         with pytest.raises(InvalidValue) as failure:
             Connection(url)
 
-        for text in (mask_passwords(url), str(failure.value), repr(failure.value)):
+        for text in (mask_passwords_of_url(url), str(failure.value), repr(failure.value)):
             assert "topsecret" not in text
             assert "hushhush" not in text
 

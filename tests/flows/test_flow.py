@@ -3,7 +3,7 @@
 import pytest
 
 from streamq import App, Client, FleetTooOld, Flow, InvalidValue, Protocol, RequestExists
-from streamq.flows.flow import window_bounds
+from streamq.flows.flow import flow_window_bounds
 from streamq.queue.flow_policy import flow_policy, shares_of_stages
 from tests.conftest import ONE_KIND
 
@@ -61,7 +61,7 @@ def test_value_that_is_out_of_range_names_its_stage() -> None:
     [(None, (10_000, 2**26)), ("2000 parts", (2_000, 0)), (7, (7, 0)), ("1 MiB", (10**9, 2**20))],
 )
 def test_window(text: str | int | None, meant: tuple[int, int]) -> None:
-    assert window_bounds(text) == meant
+    assert flow_window_bounds(text) == meant
 
 
 def test_stages_share_the_weight_of_one_request_and_the_last_has_most() -> None:

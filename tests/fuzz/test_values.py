@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamq import Connection, units
-from streamq.driver.url import ServerURL, mask_passwords
+from streamq.driver.url import ServerURL, mask_passwords_of_url
 from streamq.errors import InvalidValue, ServerRefused, SettingsError, StreamqError
 from streamq.settings import Settings
 from tests.fuzz.profile import anything, fuzz, garbage, numbers, texts
@@ -90,7 +90,7 @@ def test_password_is_never_shown(secret: str, scheme: str, rest: str) -> None:
         f"{scheme}://me:{hidden}@host/{rest}",
         f"redis://h/0?password={hidden.strip('&#')}",
     ):
-        shown = mask_passwords(url)
+        shown = mask_passwords_of_url(url)
         if "@" not in rest:
             assert hidden not in shown
 

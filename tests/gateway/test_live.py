@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamq.gateway import keys
-from streamq.gateway.live import frames_as_messages
+from streamq.gateway.live import live_frames_as_messages
 from streamq.gateway.roles import Role
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
@@ -21,7 +21,7 @@ client = pytest.importorskip("websockets.sync.client")
 def test_messages_are_the_events_of_a_stream() -> None:
     frames = b'event: r\ndata: {"topic":"r:a","told":{"x":"a: b"}}\n\nevent: bye\nretry: 500\n'
     frames += b"data: {}\n\n: still here\n\n"
-    assert [json.loads(each) for each in frames_as_messages(frames)] == [
+    assert [json.loads(each) for each in live_frames_as_messages(frames)] == [
         {"event": "r", "topic": "r:a", "told": {"x": "a: b"}},
         {"event": "bye"},
     ]
