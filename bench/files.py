@@ -219,7 +219,8 @@ class Watch:
         status = Path(f"/proc/{pid}/status").read_text()
         words = Path(f"/proc/{pid}/cmdline").read_text()
         kind = "parent" if pid == self._pid else "other"
-        kind = "worker" if "streamq.worker.process" in words else kind
+        # Processes of a run are forked from it, so they have its command line.
+        kind = "worker" if kind == "other" and "streamq.cli" in words else kind
         kind = "server" if "valkey-server" in words or "redis-server" in words else kind
         peak = next((line for line in status.splitlines() if line.startswith("VmHWM")), "0 0")
         self.peaks[kind] = max(self.peaks[kind], int(peak.split()[1]) * 1024)

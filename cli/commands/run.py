@@ -233,6 +233,16 @@ class RunCommandOptions(msgspec.Struct, kw_only=True):
         """How many processes there are, and how many parts run at once."""
         return capacity_options(self.processes, self.slots)
 
+    def spawner(self) -> Spawner:
+        """Start the processes of a new run, which is described meanwhile."""
+        if self.stored:
+            return Spawner(self.room.slots)
+        # The run itself needs most of what is imported here.
+        from streamq.worker.forking import can_fork, fork_process
+
+        start = fork_process if can_fork() else None
+        return Spawner(self.room.slots, self.room.processes, start)
+
     @property
     def argv(self) -> tuple[str, ...]:
         """The words of the program to run; empty without ``--exec``."""
@@ -311,7 +321,7 @@ def run(
     """
     request.queue = queue
     use_log_options(log_level, LogFormat.TEXT)
-    with Spawner(options.room.slots, 0 if options.stored else options.room.processes) as spawner:
+    with options.spawner() as spawner:
         plan = options.plan(request) if not options.stored else options.stored_plan()
         given_url = named_server(url, prefix)  # checked before anything is stored
         prefix = prefix or Settings.from_env().prefix

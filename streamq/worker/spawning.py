@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Self
 
@@ -29,14 +30,20 @@ class SpawnedProcess(NamedTuple):
     table: SlotTable
 
 
+#: Starts a process with so many slots.
+Start = Callable[[int], SpawnedProcess]
+
+
 class Spawner:
     """Starts processes, some of them ahead of time. At its end it kills those nobody took."""
 
-    def __init__(self, slots: int, ahead: int = 0) -> None:
+    def __init__(self, slots: int, ahead: int = 0, start: Start | None = None) -> None:
+        """``start`` starts those ahead of time; without it they are new interpreters, as others."""
         self._slots = slots
         self._waiting: list[SpawnedProcess] = []
         with suppress(OSError):  # ``take`` tries again, and raises it
-            self._waiting += [self._start() for _ in range(min(ahead, MOST_STARTING))]
+            for _ in range(min(ahead, MOST_STARTING)):
+                self._waiting.append(start(slots) if start else self._start())
 
     def take(self) -> SpawnedProcess:
         """Return a process that waits to be told what to do.
