@@ -192,7 +192,7 @@ def test_file_of_a_flow_and_a_reduce(streamq: Streamq, tmp_path: Path) -> None:
         ("shop.py:long", 2, "flow long: a flow has 17 stages, more than the 16 allowed"),
         ("shop.py:app", 4, "shop.py:app is a App, not a streamq.Flow"),
         ("shop.py:nope", 4, "shop.py has no 'nope'"),
-        ("shop.py", 4, "'shop.py' names no flow: write package.module:flow or file.py:flow"),
+        ("shop.py", 4, "'shop.py' names no flow: write shop.py:flow"),
         ("nowhere.toml", 2, "nowhere.toml: "),
         ("bare.toml", 4, 'bare.toml does not say which app has its handlers: write app = "module'),
         ("boom.py:flow", 4, "boom.py:flow cannot be imported: RuntimeError('boom')"),

@@ -6,11 +6,11 @@ of its calls, so that others act in between, or be killed there.
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from streamq import Connection, Protocol
-from streamq.errors import ProtocolError
+from streamq.errors import ProtocolError, StreamqError
 from streamq.flows.shape import Shape
 from streamq.model import Failure, Policy, State
 from streamq.protocol.replies import (
@@ -369,6 +369,14 @@ class Watched(Protocol):
             lambda book, reply, after: book.audited(reply, after),
         )
 
+    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
+        """Audit one after the other: each audit is checked, and others act in between."""
+        found = {}
+        for request_id in ids:
+            with suppress(StreamqError):
+                found[request_id] = self.audit(request_id)
+        return found
+
     # Queues
 
     def mint(
@@ -401,3 +409,7 @@ class Watched(Protocol):
     def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
         self._hold_up("close")
         return super().close(queue, request_id, score, purge_at)
+
+    def close_all(self, queue: str, closing: Sequence[tuple[str, float, int]]) -> list[str]:
+        """Close one after the other, so that others act in between."""
+        return [each[0] for each in closing if self.close(queue, *each)]
