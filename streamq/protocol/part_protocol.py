@@ -4,10 +4,9 @@ A method makes the call that ``part_calls`` describes. ``ensure`` makes two: it 
 how many tokens it has pushed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from streamq.errors import ServerError, StreamqError
+from streamq.errors import ServerError, ServerUnreachable, StreamqError
 from streamq.flows.shape import Shape
 from streamq.model import Failure
 from streamq.protocol import part_calls, queue_calls
@@ -180,20 +179,28 @@ class PartProtocol(QueueProtocol):
         """
         return self._do(part_calls.audit(self.keys(request_id), pushed))
 
-    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
+    def audit_all(
+        self, ids: Sequence[str], is_away: Callable[[str], object] = lambda _: None
+    ) -> dict[str, Audit]:
         """Audit requests, in one round trip to each node.
 
-        Those that are refused, or whose node does not answer, are left out.
+        Those that are refused, or whose node does not answer, are left out. ``is_away`` is told of
+        a node that does not answer.
         """
         by_node: dict[str, list[str]] = {}
         for each in ids:
             by_node.setdefault(self.node_of(each), []).append(each)
         found: dict[str, Audit] = {}
-        for some in by_node.values():
-            with suppress(ServerError):
+        for node, some in by_node.items():
+            try:
                 replies = self._do_apart([part_calls.audit(self.keys(each)) for each in some])
-                told = zip(some, replies, strict=True)
-                found |= {each: it for each, it in told if not isinstance(it, StreamqError)}
+            except ServerUnreachable:
+                is_away(node)
+                continue
+            except ServerError:
+                continue
+            told = zip(some, replies, strict=True)
+            found |= {each: it for each, it in told if not isinstance(it, StreamqError)}
         return found
 
     def close_all(self, queue: str, closing: Sequence[tuple[str, float, int]]) -> list[str]:

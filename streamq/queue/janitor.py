@@ -160,9 +160,7 @@ class Janitor:
                 if self._unanswered > MOST_AWAY:
                     raise
             elif isinstance(error, ServerUnreachable):
-                # Other requests are on nodes that answer. Each further call to this node would wait
-                # as long.
-                self._outages.saw(node)
+                self._is_away(node)  # others are on nodes that answer
             return False
         except (ServerFull, ServerRefused, SubmissionLate) as error:
             # This is about the one request: its callbacks are submissions, or it is of a team whose
@@ -207,8 +205,14 @@ class Janitor:
             return {}
         away = self._outages.left_s
         return self._protocol.audit_all(
-            [each for each, _ in due if not away(self._protocol.node_of(each))]
+            [each for each, _ in due if not away(self._protocol.node_of(each))],
+            self._is_away,
         )
+
+    def _is_away(self, node: str) -> None:
+        """Note that a node of a cluster did not answer: each further call would wait as long."""
+        if node:
+            self._outages.saw(node)
 
     def _close_together(
         self, due: Sequence[tuple[str, float]], audits: Mapping[str, Audit], tick: Tick

@@ -70,6 +70,11 @@ class SlotLease:
         self.watch: SlotWatch | None = None
         self.handed(grant)
 
+    def share_turn(self, before: "SlotLease") -> None:
+        """Take no more time than is left of the turn of the lease before."""
+        self.late_at = min(self.late_at, before.late_at)
+        self.stop_at = min(self.stop_at, before.stop_at)
+
     def handed(self, grant: Grant) -> None:
         """Note that a batch has come."""
         now = self.held.handed_at

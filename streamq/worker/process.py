@@ -149,15 +149,29 @@ class WorkerProcess:
         lease.begin(grant)
         return SlotLease(slot, claimed, self._handlers[grant.handler]), grant
 
-    def _go_on(self, slot: int, token: Token) -> bool:
-        """Run parts of the next stage of a flow in the slot. Returns whether there were any."""
-        if self._is_stopping or self._is_quiet or self._exclusive >= 0:
+    def _go_on(self, before: SlotLease, token: Token) -> bool:
+        """Run parts of the next stage of a flow in the slot. Returns whether there were any.
+
+        All stages that a slot runs so have one turn together, as a lease has: a request of a better
+        level may have come meanwhile.
+        """
+        is_over = time.monotonic() > before.late_at
+        if is_over or self._is_stopping or self._is_quiet or self._exclusive >= 0:
             self._taker.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
             return False
-        taken = self._claim(slot, Invitation(token, was_waiting=False))
-        if taken:
-            self._begin(*taken)
-        return taken is not None
+        taken = self._claim(before.slot, Invitation(token, was_waiting=False))
+        if taken is None:
+            return False
+        lease, grant = taken
+        if _is_suspect(grant) and not self._is_alone(lease.slot):
+            # Only the thread that takes tokens makes room. If two slots waited for it at once, the
+            # one that gives up would end the time alone of the other.
+            lease.held.release()
+            lease.held.drop()
+            return False
+        lease.share_turn(before)
+        self._begin(lease, grant)
+        return True
 
     def _prepare(self, request_id: str, grant: Grant) -> Runner:
         return self._runner_for(grant.handler, grant.spec).for_request(request_id)
@@ -229,8 +243,7 @@ class WorkerProcess:
     def _begin(self, lease: SlotLease, grant: Grant) -> None:
         # A suspect part may kill this process. If nothing runs beside it, it is clear which part
         # did.
-        is_suspect = grant.retried and any(part.is_suspect for part in grant.parts)
-        if is_suspect and not self._make_room(lease, grant.parts[0].number):
+        if _is_suspect(grant) and not self._make_room(lease, grant.parts[0].number):
             lease.held.release()
             self._end(lease)
             return
@@ -245,7 +258,7 @@ class WorkerProcess:
         lease.held.drop()
         self._idle_since = time.monotonic()
         try:
-            if lease.held.follow and self._go_on(lease.slot, lease.held.follow):
+            if lease.held.follow and self._go_on(lease, lease.held.follow):
                 return
         except (ServerError, Damaged) as error:
             report_outage(error)
@@ -298,6 +311,11 @@ class WorkerProcess:
         self._said_idle = now
         is_idle = len(self._free) + (self._taking_since > 0) >= self._config.slots
         self._channel.send(IdleFor(now - self._idle_since if is_idle else 0.0))
+
+
+def _is_suspect(grant: Grant) -> bool:
+    """Tell whether a part among those granted may kill its process."""
+    return bool(grant.retried) and any(part.is_suspect for part in grant.parts)
 
 
 def main() -> None:

@@ -97,6 +97,31 @@ def test_slot_that_hands_a_part_over_runs_it(
     wait_until(goes_on, 30)
 
 
+def waiting(redis: Any, nodes: list[Any]) -> set[str]:
+    """Connections that wait for a token."""
+    each = (redis.client_list(target_nodes=node) if node else redis.client_list() for node in nodes)
+    return {one["addr"] for found in each for one in found if one["cmd"] == "brpop"}
+
+
+def test_request_of_a_better_level_waits_for_a_part_and_not_for_all_stages(
+    client: Client, protocol: Protocol, fleet: Fleet, queue: str
+) -> None:
+    chain = Flow("chain", [Stage(kind="map", handler="nap")] * 4)
+    redis = protocol.connection.redis
+    nodes = redis.get_primaries() if protocol.connection.is_cluster else [None]
+    before = waiting(redis, nodes)
+    fleet.ready("-p", "1", "-c", "1")
+    wait_until(lambda: waiting(redis, nodes) - before)
+    slow = client.submit([0.3], flow=chain, queue=queue)
+    wait_until(lambda: fleet.notes("S", slow.id))
+
+    urgent = client.submit([0.0], handler="nap", queue=queue, level=0)
+
+    assert {each.wait(30).state for each in (slow, urgent)} == {"done"}
+    order = [note.request for note in fleet.notes("S") if note.request in (slow.id, urgent.id)]
+    assert order == [slow.id, urgent.id, slow.id, slow.id, slow.id]
+
+
 @pytest.mark.parametrize("is_prompt", [True, False])
 def test_token_is_kept_only_if_nothing_else_waited(
     protocol: Protocol, queue: str, request_id: str, is_prompt: bool

@@ -505,8 +505,10 @@ class Flaky(Protocol):
             raise self.error("away")
         return super().audit(request_id, pushed)
 
-    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
-        return super().audit_all([each for each in ids if each not in self.away])
+    def audit_all(
+        self, ids: Sequence[str], is_away: Callable[[str], object] = lambda _: None
+    ) -> dict[str, Audit]:
+        return super().audit_all([each for each in ids if each not in self.away], is_away)
 
 
 @pytest.mark.parametrize("error", [ServerBusy, ServerUnreachable])

@@ -129,8 +129,10 @@ class Away(Protocol):
             raise ServerUnreachable("away")
         return super().audit(request_id, pushed)
 
-    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
-        return super().audit_all([each for each in ids if each not in self.away])
+    def audit_all(
+        self, ids: Sequence[str], is_away: Callable[[str], object] = lambda _: None
+    ) -> dict[str, Audit]:
+        return super().audit_all([each for each in ids if each not in self.away], is_away)
 
     def tick(self, queue: str, **options: Any) -> Tick:  # type: ignore[override]
         if self.is_damaged:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,8 +32,10 @@ class Meanwhile(Protocol):
         super().__init__(connection)
         self.one_by_one: list[str] = []
 
-    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
-        found = super().audit_all(ids)
+    def audit_all(
+        self, ids: Sequence[str], is_away: Callable[[str], object] = lambda _: None
+    ) -> dict[str, Audit]:
+        found = super().audit_all(ids, is_away)
         self.happens()
         return found
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from streamq import Client, Connection, Protocol, Request
+from streamq import Client, Connection, Janitor, Protocol, Request
 from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
+from streamq.protocol.replies import Audit
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.support.fleet import Fleet
@@ -201,3 +202,35 @@ def test_queue_on_a_node_that_hangs_holds_up_no_other_of_a_janitor(
         finally:
             janitor.terminate()
             assert janitor.wait(20) == 0
+
+
+def test_sweep_waits_for_a_node_that_hangs_once(cluster: LocalCluster, queue: str) -> None:
+    """Requests that are looked at together are not tried one by one if their node is away."""
+
+    class Noting(Protocol):
+        def audit(self, request_id: str, pushed: int = 0) -> Audit:
+            one_by_one.append(request_id)
+            return super().audit(request_id, pushed)
+
+    one_by_one: list[str] = []
+    url = f"{cluster.url}?socket_timeout=1"
+    with closing(Connection(url)) as connection, Client(cluster.url) as client:
+        protocol = Noting(connection)
+        home = protocol.node_of_queue(queue)
+        ids = [
+            client.submit([0.0], handler="nap", queue=queue, id=f"{queue}-{number}").id
+            for number in range(20)
+        ]
+        hung = next(node for node in cluster.nodes if not home.endswith(f":{node.port}"))
+        away = [each for each in ids if protocol.node_of(each).endswith(f":{hung.port}")]
+        assert 1 < len(away) < len(ids)
+        for each in ids:
+            connection.redis.zadd(QueueKeys(queue).due, {each: 1})
+
+        os.kill(hung.pid, signal.SIGSTOP)
+        try:
+            Janitor(protocol, queue).sweep()
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+
+    assert not set(one_by_one) & set(away)

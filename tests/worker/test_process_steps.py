@@ -767,6 +767,70 @@ class TestNextStage:
         tokens = f"{driver.protocol.queue_keys(driver.queue).tokens}{HANDLER}:50"
         assert driver.protocol.connection.call("LRANGE", tokens, 0, -1) == [driver.id.encode()]
 
+    def test_turn_that_is_over_is_not_begun_anew(
+        self, desk: Desk, driver: RequestByHand, claimed: Callable[..., tuple[SlotLease, Grant]]
+    ) -> None:
+        lease, _ = claimed(1, 2, limit=2)
+        lease.held.follow = Token(driver.id, HANDLER, 50)
+        lease.late_at = time.monotonic()
+
+        desk.process._end(lease)
+
+        assert 0 in desk.process._free
+        tokens = f"{driver.protocol.queue_keys(driver.queue).tokens}{HANDLER}:50"
+        assert driver.protocol.connection.call("LRANGE", tokens, 0, -1) == [driver.id.encode()]
+        assert driver.meta("delivered") == "1", "nothing more was claimed"
+
+    def test_stages_that_a_slot_runs_have_one_turn(
+        self,
+        desk: Desk,
+        driver: RequestByHand,
+        claimed: Callable[..., tuple[SlotLease, Grant]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        begun: list[SlotLease] = []
+        monkeypatch.setattr(desk.process, "_begin", lambda lease, _: begun.append(lease))
+        lease, _ = claimed(1, 2, limit=2)
+        lease.held.follow = Token(driver.id, HANDLER, 50)
+        time.sleep(0.01)  # two leases that begin at one moment tell nothing
+
+        desk.process._end(lease)
+
+        (after,) = begun
+        assert (after.late_at, after.stop_at) == (lease.late_at, lease.stop_at)
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_part_that_is_to_run_alone_goes_back_unless_there_is_but_one_slot(
+        self,
+        desks: Callable[..., Desk],
+        driver: RequestByHand,
+        monkeypatch: pytest.MonkeyPatch,
+        slots: int,
+    ) -> None:
+        """Two slots that make room at once may end each other's time alone."""
+        desk = desks(slots)
+        driver.load(2, limit=2)
+        holder, grant = driver.claim(1)
+        other, _ = driver.claim(1)
+        driver.release(other)
+        driver.redis.hset(driver.keys.tries, "2", "0 1 1 0 0")
+        driver.set_meta(out=0)
+        begun: list[Grant] = []
+        monkeypatch.setattr(desk.process, "_begin", lambda _, grant: begun.append(grant))
+        lease = desk.lease(driver, holder, grant)
+        lease.held.follow = Token(driver.id, HANDLER, 50)
+
+        desk.process._end(lease)
+
+        if slots == 1:
+            assert [part.number for part in begun[0].parts] == [2]
+            return
+        assert begun == []
+        assert set(driver.leases()) == {holder}, "and the lease of part 2 is over"
+        assert (desk.table.read(0), 0 in desk.process._free) == (None, True)
+        tokens = f"{driver.protocol.queue_keys(driver.queue).tokens}{HANDLER}:50"
+        assert driver.protocol.connection.call("LRANGE", tokens, 0, -1) == [driver.id.encode()]
+
 
 class TestClaiming:
     def claim(self, desk: Desk, driver: RequestByHand, first: int = 2) -> Grant | None:
