@@ -369,7 +369,9 @@ class Watched(Protocol):
             lambda book, reply, after: book.audited(reply, after),
         )
 
-    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
+    def audit_all(
+        self, ids: Sequence[str], is_away: Callable[[str], object] = lambda _: None
+    ) -> dict[str, Audit]:
         """Audit one after the other: each audit is checked, and others act in between."""
         found = {}
         for request_id in ids:
