@@ -1,15 +1,15 @@
 """What flows cost: handing parts over against finishing them, bytes, throughput, first result.
 
     python bench/flows.py [--rounds 5] [--before CHECKOUT] [--json]
-    python bench/flows.py --memory MINUTES
+    python bench/flows.py --memory MINUTES [--slow SECONDS]
     python bench/flows.py --peers
 
 One embedded server. Server time is what the server's scripts took, per part, the median of rounds
 in which all kinds take turns. ``--before`` names another checkout with a ``.venv``, whose plain
 requests are measured beside ours. Run it on a quiet machine; it prints the load it started with.
 
-``--memory`` has a fast stage before a slow one, with results of 1 MB, for so many minutes, and
-prints what the server and the worker hold. ``--peers`` runs one job as a flow and on others that
+``--memory`` has a fast stage before a slow one (4 slots, 0.25 s a part: 16 MB a second), with
+results of 1 MB, for so many minutes, and prints what the server and the worker hold. ``--peers`` runs one job as a flow and on others that
 can do it (``bench/flow_peers.py``); ``make peers`` installs them.
 """
 
@@ -221,19 +221,19 @@ def fast(value: bytes) -> bytes:
 
 @app.map
 def slow(value: bytes) -> int:
-    time.sleep(0.25)
+    time.sleep({slow_s})
     return len(value)
 """
-#: Slots of the slow stage; so it takes 16 MB a second.
+#: Slots of the slow stage.
 SLOTS = 4
 
 
-def measure_memory(minutes: float) -> None:
+def measure_memory(minutes: float, slow_s: float) -> None:
     """Print each minute the most memory that a flow of a fast and a slow stage has held."""
     stages = [Stage(kind="map", handler="fast"), Stage(kind="map", handler="slow", limit=SLOTS)]
     with tempfile.TemporaryDirectory() as folder, LocalServer.start() as server:
         app = Path(folder) / "slow.py"
-        app.write_text(SLOW)
+        app.write_text(SLOW.format(slow_s=slow_s))
         program = str(Path(sys.executable).with_name("streamq"))
         worker = subprocess.Popen(
             [program, "worker", f"{app}:app", "-p", "1", "-c", str(SLOTS + 2)],
@@ -242,7 +242,7 @@ def measure_memory(minutes: float) -> None:
         )
         try:
             with Client(server.url) as client:
-                count = round(minutes * 60 * SLOTS / 0.25 * 1.1) + 200
+                count = round(minutes * 60 * SLOTS / slow_s * 1.1) + 200
                 request = client.submit((b"%d" % n for n in range(count)), flow=Flow("m", stages))
                 _print_memory(client, request, worker.pid, minutes)
                 request.cancel()
@@ -261,7 +261,7 @@ def _print_memory(client: Client, request: Request, pid: int, minutes: float) ->
         while (now := time.monotonic() - begun) < min(minute, minutes) * 60:
             server = max(server, redis.info("memory")["used_memory"])
             worker = max(worker, flow_peers.resident(pid))
-            time.sleep(min(0.2, 60 - now % 60))
+            time.sleep(min(0.5, 60 - now % 60))
         done = _stages(request)[1].parts.done
         print(f"{minute:6}{server / 1e6:10.0f}{worker / 1e6:10.0f}{done:10,}", flush=True)
 
@@ -304,10 +304,11 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout with a .venv")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--memory", type=float, metavar="MINUTES", help="only how much it holds")
+    parser.add_argument("--slow", type=float, default=0.25, metavar="S", help="of the slow stage")
     parser.add_argument("--peers", action="store_true", help="only one job beside the peers")
     args = parser.parse_args()
     if args.memory:
-        measure_memory(args.memory)
+        measure_memory(args.memory, args.slow)
         return
     if args.peers:
         flow_peers.run()
