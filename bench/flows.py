@@ -9,8 +9,9 @@ in which all kinds take turns. ``--before`` names another checkout with a ``.ven
 requests are measured beside ours. Run it on a quiet machine; it prints the load it started with.
 
 ``--memory`` has a fast stage before a slow one (4 slots, 0.25 s a part: 16 MB a second), with
-results of 1 MB, for so many minutes, and prints what the server and the worker hold. ``--peers`` runs one job as a flow and on others that
-can do it (``bench/flow_peers.py``); ``make peers`` installs them.
+results of 1 MB, for so many minutes, and prints what the server and the worker hold. ``--peers``
+runs one job as a flow and on others that can do it (``bench/flow_peers.py``); ``make peers``
+installs them.
 """
 
 import argparse

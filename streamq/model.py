@@ -229,7 +229,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             kept["owes"] = len(self.calls)
         if self.parent:
             kept |= {"parent": self.parent, "outlive_ms": OUTLIVE_MS}
-        if self.canary or self.calls or self.parent:
+        if self.canary or self.calls or self.parent or self.key:
             kept["protocol"] = GUARDED
         return tuple(str(value).encode() for pair in kept.items() for value in pair)
 

@@ -421,6 +421,7 @@ class Episode(NamedTuple):
 
 
 CLUSTER = ("cluster",)
+EVERYWHERE = ("valkey", "redis", "cluster")
 EPISODES = [
     Episode(
         "outage",
@@ -457,18 +458,23 @@ EPISODES = [
         "flow-kills",
         "a process killed four times a second beside flows with joins, a reduce and a tree",
         flows.kills,
+        EVERYWHERE,
     ),
-    Episode("flow-replies", "the same flows, one reply in fifty lost", flows.lost_replies),
+    Episode(
+        "flow-replies", "the same flows, one reply in fifty lost", flows.lost_replies, EVERYWHERE
+    ),
     Episode(
         "flow-failover",
         "the same flows, a replica takes over that has missed a second",
         flows.fail_over,
+        EVERYWHERE,
         charges=4,
     ),
     Episode(
         "flow-memory",
         "the same flows, out of memory for 1.5 s at a time, also in a spread",
         flows.full_memory,
+        EVERYWHERE,
     ),
     Episode(
         "hang",

@@ -5,12 +5,13 @@ import signal
 import time
 import typing
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from redis.exceptions import RedisError
 
 from tests.faults import flow_handlers
-from tests.faults.sites import Single
+from tests.faults.sites import Cluster, Single
+from tests.support.waiting import wait_until
 
 if typing.TYPE_CHECKING:
     from streamq.queue.request import Request
@@ -98,30 +99,41 @@ def lost_replies(stage: "Stage") -> None:
 
 
 def fail_over(stage: "Stage") -> None:
-    """A replica takes over that has missed the last second; then another one."""
+    """A replica takes over that has missed the last second: on a cluster that of the joins."""
 
     def fail(stage: "Stage", until: float) -> None:
-        assert isinstance(stage.site, Single)
-        time.sleep(1.0)
-        stage.site.fail_over(behind_s=1.0, away_s=0.5)
-        stage.figures.faults += 1
         del until
+        time.sleep(1.0)
+        site = stage.site
+        if isinstance(site, Cluster):
+            owner = site.owner(f"{{r:{stage.requests[0].id}}}")
+            wait_until(lambda: site.replica_of(owner), 30)
+            site.door(owner).cut_replicas()
+            time.sleep(1.0)
+            site.kill(owner, is_behind=True)
+            site.door(owner).calm()
+        else:
+            assert isinstance(site, Single)
+            site.fail_over(behind_s=1.0, away_s=0.5)
+        stage.figures.faults += 1
 
     _play(stage, fail)
 
 
 def full_memory(stage: "Stage") -> None:
-    """The server is out of memory for a second and a half at a time, in the middle of spreads."""
+    """Servers are out of memory for a second and a half at a time, in the middle of spreads."""
 
     def fill(stage: "Stage", until: float) -> None:
-        assert isinstance(stage.site, Single)
-        with stage.site.admin() as redis:
+        keys = [f"{{r:{request.id}}}" for request in stage.requests]
+        with ExitStack() as opened:
+            servers = [opened.enter_context(stage.site.admin(key)) for key in keys]
             while time.monotonic() < until:
                 time.sleep(0.5)
-                with suppress(RedisError):
-                    redis.config_set("maxmemory", 1)
-                    time.sleep(1.5)
-                    redis.config_set("maxmemory", 0)
-                    stage.figures.faults += 1
+                for most, pause_s in ((1, 1.5), (0, 0)):
+                    with suppress(RedisError):
+                        for redis in servers:
+                            redis.config_set("maxmemory", most)
+                    time.sleep(pause_s)
+                stage.figures.faults += 1
 
     _play(stage, fill)

@@ -172,6 +172,15 @@ class TestKeys:
         assert request.find("B-99") is None
         assert told(found[0]) == [{"done": 1}]
 
+    def test_earlier_versions_leave_it_alone(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        """Their purge would leave the index behind for ever."""
+        request = client.submit(ORDERS, handler="h", queue=queue, key="sku")
+
+        meta = protocol.keys(request.id).meta
+        assert protocol.connection.redis.hget(meta, "protocol") == b"2"
+
     def test_by_a_path_a_number_the_payload_itself_and_a_function(
         self, client: Client, queue: str
     ) -> None:
