@@ -36,7 +36,7 @@ from streamq.dashboard.feed import LINGER_S
 from streamq.model import Failure, Policy, Spec
 from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
-from streamq.queue.told import Span
+from streamq.queue.told import ToldSpan
 from streamq.servers.local import LocalServer
 from streamq.worker.spans import WORDS, Spans
 
@@ -292,7 +292,7 @@ def spans() -> None:
     ring = Spans(memoryview(bytearray(WORDS * 8)).cast("q"))
 
     def remember() -> None:
-        ring.add(0, Span("0", 1, 2, "nightly", 256, 1, 0))
+        ring.add(0, ToldSpan("0", 1, 2, "nightly", 256, 1, 0))
 
     best = min(timeit.repeat(remember, number=100_000, repeat=5)) / 100_000
     print(f"\na slot remembers a lease in {1e6 * best:.2f} us", flush=True)

@@ -17,7 +17,7 @@ from streamq.records.outputs import OutputExists
 from streamq.runs.folder import RunFolder
 from streamq.runs.home import retry_command
 from streamq.runs.plan import STANDARD
-from streamq.runs.run import Run, carry_out
+from streamq.runs.run import Run, carry_out_run
 from streamq.telemetry.logs import harmless_log_text
 
 from . import render
@@ -55,7 +55,7 @@ class RunReport:
             is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout)
         )
         try:
-            return carry_out(run, self._folder, show, force=force)
+            return carry_out_run(run, self._folder, show, force=force)
         except AppLoadError as error:
             show.end()
             typer.echo(harmless_log_text(error.trace), err=True, nl=False)

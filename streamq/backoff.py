@@ -8,7 +8,7 @@ _WEIGHT = 1 / 16
 _FEW = 1 / 4
 
 
-class Troubles:
+class BackoffTroubles:
     """The share of the latest attempts at parts of a request that failed, as one process saw it."""
 
     def __init__(self) -> None:

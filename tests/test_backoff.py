@@ -22,7 +22,7 @@ def test_where_few_parts_fail_pauses_are_only_twice_as_long_each_time(
 
 
 def test_few_fail_after_22_good_attempts_and_until_the_fifth_failure_in_a_row() -> None:
-    troubles = backoff.Troubles()
+    troubles = backoff.BackoffTroubles()
     for _ in range(21):
         troubles.went_well()
     assert not troubles.are_few

@@ -11,7 +11,7 @@ from streamq import units
 from streamq.errors import InvalidValue, ServerError
 from streamq.model import LIMIT, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import callbacks_of, refuse_taken_callback_ids, with_deadline
+from streamq.queue.callbacks import callbacks_of, callbacks_with_deadline, refuse_taken_callback_ids
 from streamq.queue.fleet import check_fleet, live_workers
 from streamq.records.names import expand_file_names
 from streamq.records.remote import RemoteUnreachable
@@ -197,7 +197,7 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
         canary=first,
         calls=calls or UNSET,
     )
-    policy = with_deadline(policy, finish_by, "--finish-by") if finish_by else policy
+    policy = callbacks_with_deadline(policy, finish_by, "--finish-by") if finish_by else policy
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix, advice="") as protocol:
         _check_workers_before_load(protocol, policy)

@@ -11,7 +11,7 @@ from streamq import units
 from streamq.errors import Damaged, RequestUnknown
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.listing import MOST_LOOKS, Glimpse, find_requests
+from streamq.queue.listing import MOST_LOOKS, Glimpse, list_requests
 from streamq.queue.request import Request
 
 from .. import render
@@ -105,7 +105,7 @@ def ls(
     most = MOST_LOOKS if rows else None
     place = place_of_queue(url, prefix, queue)
     with connected(place.url, place.prefix) as protocol:
-        found = find_requests(protocol, place.queue, fits, ended=has_ended, most=most)
+        found = list_requests(protocol, place.queue, fits, ended=has_ended, most=most)
         shown = list(islice(_listed_statuses(protocol, found.requests), rows or None))
     for request_id in found.damaged:
         render.warning(f"{request_id}: what the server has of it cannot be read")

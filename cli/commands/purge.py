@@ -9,7 +9,7 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue, RequestOpen
 from streamq.model import Status
-from streamq.queue.listing import Glimpse, find_requests, requests_ended_before
+from streamq.queue.listing import Glimpse, list_requests, listed_as_ended_before
 from streamq.queue.request import Request
 
 from .. import render
@@ -104,7 +104,7 @@ def _requests_to_purge(
 ) -> dict[str, Glimpse]:
     """Return the ended requests that fit, the oldest first."""
     seconds = units.duration_ms(older_than or "0s", "--older-than") / 1e3
-    is_old = requests_ended_before(seconds)
+    is_old = listed_as_ended_before(seconds)
 
     def fits(each: Glimpse) -> bool:
         return (is_old(each) if older_than else not each.state.is_live) and (
@@ -112,7 +112,7 @@ def _requests_to_purge(
         )
 
     with connected(url, prefix) as protocol:
-        found = find_requests(protocol, queue, fits, ended=True, most=None)
+        found = list_requests(protocol, queue, fits, ended=True, most=None)
     for request_id in found.damaged:
         render.warning(f"{request_id}: what the server has of it cannot be read; it is left alone")
     return {each.id: each for each in reversed(found.requests)}

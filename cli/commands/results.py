@@ -22,7 +22,7 @@ from streamq.records.outputs import (
     form_by_output_name,
     is_stream_output,
 )
-from streamq.runs.collect import Collector, show_results, write_errors
+from streamq.runs.collect import Collector, show_results, write_collected_errors
 from streamq.runs.committed import file_of_committed
 
 from .. import render
@@ -137,7 +137,7 @@ def results(  # noqa: PLR0913  the options of a collection are many and flat
         if is_json:
             _print_results_summary(request.status(), path, is_complete=is_complete)
         if is_complete:
-            render.failures(collector.failures, write_errors(collector.failures, path))
+            render.failures(collector.failures, write_collected_errors(collector.failures, path))
             if has_manifest:
                 files = protocol.inspect(request_id).spec.files
                 write_manifest(path, request.status(), files, form)

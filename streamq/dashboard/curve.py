@@ -40,7 +40,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 def curve_of(protocol: Protocol, request_id: str) -> list[Point]:
     """Return the curve that a request keeps of itself: janitors add a point now and then."""
-    found = glances.curve_of_request(protocol, request_id)
+    found = glances.glance_at_curve(protocol, request_id)
     return [Point(t, done, failed, running, total) for t, done, failed, total, running in found]
 
 

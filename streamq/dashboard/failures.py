@@ -13,7 +13,7 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.flow_status import places_of_stages
+from streamq.queue.flow_status import places_of_flow_stages
 
 #: How many failed parts are read.
 SAMPLE = 500
@@ -84,7 +84,7 @@ def read_failure_groups(protocol: Protocol, request_id: str, *, traces: bool) ->
 
     Of a flow, each stage has its own groups.
     """
-    places = places_of_stages(protocol.inspect(request_id))
+    places = places_of_flow_stages(protocol.inspect(request_id))
     found = [
         _failure_groups(protocol, place, SAMPLE // len(places), traces=traces) for place in places
     ]
@@ -105,7 +105,7 @@ def read_failure_groups(protocol: Protocol, request_id: str, *, traces: bool) ->
 
 def _failure_groups(protocol: Protocol, place: str, most: int, *, traces: bool) -> FailureGroups:
     total_parts = protocol.inspect(place).count("total")
-    parts, found = glances.sample_failures(protocol, place, most)
+    parts, found = glances.glance_at_failures(protocol, place, most)
     by_kind: dict[tuple[str, str], list[Failure]] = {}
     for number, text in found:
         for failure in read_failures_of_part(text, number):

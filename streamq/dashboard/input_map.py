@@ -37,8 +37,8 @@ def read_map(protocol: Protocol, request_id: str) -> Map:
     snapshot = protocol.inspect(request_id)
     total, delivered = snapshot.count("total"), snapshot.count("delivered")
     size = max(1, -(-total // MOST_CELLS))
-    in_hand, parts = glances.parts_in_hand(protocol, request_id, MOST_EXCEPTIONS)
-    failed, numbers = glances.failed_numbers(protocol, request_id, MOST_EXCEPTIONS)
+    in_hand, parts = glances.glance_at_parts_in_hand(protocol, request_id, MOST_EXCEPTIONS)
+    failed, numbers = glances.glance_at_failed_numbers(protocol, request_id, MOST_EXCEPTIONS)
     marks: dict[int, list[int]] = {}
     for part in parts:
         kind = 1 if part.holder == glances.RETRYING else 0

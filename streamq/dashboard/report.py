@@ -18,7 +18,7 @@ from streamq.dashboard.input_map import read_map
 from streamq.dashboard.why import reason_held_back
 from streamq.protocol.protocol import Protocol
 from streamq.queue.changes import read_changes
-from streamq.queue.flow_status import status_of
+from streamq.queue.flow_status import status_of_request_or_flow
 
 #: What the file may do: run what is in it, and load nothing.
 _POLICY = (
@@ -33,7 +33,7 @@ def make_report(protocol: Protocol, request_id: str, points: list[Point] | None 
     ``points``: its curve, if somebody has watched it; else the one that it keeps itself is shown.
     """
     snapshot = protocol.inspect(request_id)
-    status = status_of(protocol, snapshot)
+    status = status_of_request_or_flow(protocol, snapshot)
     census = Census(protocol, status.queue)
     if status.state.is_live:
         census.look()

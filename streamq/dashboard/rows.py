@@ -15,7 +15,7 @@ from streamq.model import State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue import listing
-from streamq.queue.flow_status import status_of
+from streamq.queue.flow_status import status_of_request_or_flow
 
 #: Rows of a page.
 PAGE = 50
@@ -110,7 +110,7 @@ class EndedRows:
         """Return the requests that fit, the newest first."""
         begun = time.monotonic()
         if self._found is None or begun >= self._good_until:
-            self._found = listing.find_requests(
+            self._found = listing.list_requests(
                 self._protocol, self._queue, filters.fits_glimpse, ended=True
             )
             now = time.monotonic()
@@ -157,7 +157,7 @@ def _rows_read_anew(
             continue
         whole, status = known.get(request_id), snapshot.status()
         if whole is None:
-            status = status_of(protocol, snapshot)
+            status = status_of_request_or_flow(protocol, snapshot)
             whole = Whole(status, status.rate, 0, status.handler)
         elif not snapshot.count("stages"):  # of a flow the census knows the stages
             whole = replace(whole, status=status)

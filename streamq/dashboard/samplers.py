@@ -27,7 +27,7 @@ from streamq.model import Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import Backlog, slots_wanted
 from streamq.queue.changes import read_changes
-from streamq.queue.flow_status import status_of
+from streamq.queue.flow_status import status_of_request_or_flow
 
 #: The requests of a queue that are told with its overview: those with the most parts that run.
 TOP = 12
@@ -331,7 +331,7 @@ class OneRequestSampler(_RequestSampler):
     def read(self) -> Any:
         """Return its status, its speed, when it ends, and what holds it back."""
         snapshot = self._protocol.inspect(self.request_id)
-        status = status_of(self._protocol, snapshot)
+        status = status_of_request_or_flow(self._protocol, snapshot)
         census = self._censuses.of(status.queue)
         if not self._curve.points and not status.stages:
             for each in curve_of(self._protocol, self.request_id):

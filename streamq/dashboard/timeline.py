@@ -17,7 +17,7 @@ from streamq.dashboard.census import Census
 from streamq.errors import UNREADABLE, ServerRefused
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.told import Span, SpansTold, slot_of_span
+from streamq.queue.told import SpansTold, ToldSpan, slot_of_told_span
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Timeline:
         """Read what workers have told since the last look."""
         after = self._after or f"{round(time.time() * 1e3) - 60_000}-0"
         try:
-            found = glances.spans_of_workers(self._protocol, queue, after, _MOST_READ)
+            found = glances.glance_at_spans(self._protocol, queue, after, _MOST_READ)
         except ServerRefused as error:  # its ACL is of an earlier version
             log.debug("spans cannot be read: %s", error)
             return
@@ -115,7 +115,7 @@ class Timeline:
         pools = {each.pool: name for name, each in census.workers.items() if each.pool}
         slots: list[tuple[str, str, str]] = []
         for request_id, holders in zip(
-            ids, glances.holders_of_parts(self._protocol, ids, MOST_LEASES), strict=True
+            ids, glances.glance_at_holders(self._protocol, ids, MOST_LEASES), strict=True
         ):
             for holder in holders:
                 slots.append((*_timeline_slot_of_span(holder, pools), request_id))
@@ -124,9 +124,9 @@ class Timeline:
 
 def _timeline_slot_of_span(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
     """Return the worker and the slot of a holder."""
-    pool, slot = slot_of_span(holder)
+    pool, slot = slot_of_told_span(holder)
     return pools.get(pool, pool[:12]), slot
 
 
-def _ended_timeline_span(worker: str, span: Span) -> EndedTimelineSpan:
+def _ended_timeline_span(worker: str, span: ToldSpan) -> EndedTimelineSpan:
     return EndedTimelineSpan(worker, *msgspec.structs.astuple(span))

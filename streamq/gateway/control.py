@@ -21,7 +21,7 @@ from streamq.gateway.roles import Caller, Role
 from streamq.model import Failure, State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.changes import describe_change
-from streamq.queue.listing import Glimpse, find_requests
+from streamq.queue.listing import Glimpse, list_requests
 from streamq.queue.request import Request
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Control:
             )
 
         def requests() -> Listed:
-            found = find_requests(self._protocol, queue, fits, ended=ended)
+            found = list_requests(self._protocol, queue, fits, ended=ended)
             told = [
                 RequestListed(
                     id=each.id,

@@ -19,7 +19,7 @@ from streamq.model import Failure, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.changes import Change, note_change, read_changes
-from streamq.queue.flow_status import place_of_stage
+from streamq.queue.flow_status import place_of_flow_stage
 from streamq.queue.request import Request
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class DashboardBoard:
 
         def retry() -> Controlled:
             request = Request(self._protocol, request_id)
-            chosen = self._chosen(place_of_stage(request_id, which.stage), which)
+            chosen = self._chosen(place_of_flow_stage(request_id, which.stage), which)
             parts = request.retry(chosen, stage=which.stage or None)
             return Controlled(request.status().state, parts)
 
@@ -202,12 +202,12 @@ class DashboardBoard:
         caller.check_queue(status.queue)
 
         def read() -> Payload:
-            from streamq.records.about import Place
+            from streamq.records.about import AboutPlace
 
-            about, payload, size = glances.payload_of_part(
+            about, payload, size = glances.glance_at_payload(
                 self._protocol, request_id, number, SHOWN_BYTES
             )
-            place = Place.of(about, self._protocol.inspect(request_id).spec)
+            place = AboutPlace.of(about, self._protocol.inspect(request_id).spec)
             return Payload(
                 part=number,
                 bytes=size,

@@ -63,7 +63,7 @@ class _AboutPayload(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, part: Part, spec: Spec) -> "_AboutPayload":
         """Read it."""
-        place = about.Place.of(part.about, spec)
+        place = about.AboutPlace.of(part.about, spec)
         records = UNSET if part.records is None else part.records
         source, line = (place.source, place.line) if place else ("", 0)
         return cls(records, about.is_json_payload(part), source, line)

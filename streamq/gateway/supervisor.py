@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from streamq.errors import SettingsError
-from streamq.telemetry.health import split_address
+from streamq.telemetry.health import split_health_address
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class GatewaySupervisor:
         self._command = [sys.executable, "-m", "streamq.cli", *words, "--listen", listen]
         self._env = os.environ | {SECRET: secrets.token_hex(32)}
         self._count = count
-        self._health = split_address(health_port) if health_port else None
+        self._health = split_health_address(health_port) if health_port else None
         self._children: list[subprocess.Popen[bytes]] = []
         self._life, self._life_held = os.pipe()
         self._is_stopping = False

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 
-from streamq.telemetry.metrics import Samples, Stopwatch
+from streamq.telemetry.metrics import Samples, StopwatchMetric
 
 
 class Tallies:
@@ -10,7 +10,7 @@ class Tallies:
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, int]] = Counter()
-        self._took: defaultdict[str, Stopwatch] = defaultdict(Stopwatch)
+        self._took: defaultdict[str, StopwatchMetric] = defaultdict(StopwatchMetric)
 
     def called(self, route: str, status: int, seconds: float) -> None:
         """Count a call that was answered, and how long that took."""

@@ -23,7 +23,7 @@ from streamq.gateway.problems import Problem, problem_of_too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.flow_status import status_of
+from streamq.queue.flow_status import status_of_request_or_flow
 from streamq.records.inputs import STDIN, ArrivingInput, input_as_stdin
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.splitting import Cursor
@@ -157,7 +157,7 @@ class Uploads:
         return found
 
     def _uploaded(self, found: Snapshot) -> Uploaded:
-        status = status_of(self._protocol, found)
+        status = status_of_request_or_flow(self._protocol, found)
         return Uploaded(
             offset=_bytes_of_upload_loaded(found), is_complete=found.is_sealed, status=status
         )

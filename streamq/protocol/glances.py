@@ -71,13 +71,13 @@ def glance_at_rows(reads: Reads, ids: Sequence[str], now_ms: int) -> list[Snapsh
         known = {name: value for name, value in fields.items() if value != ""}
         known["now_ms"] = str(now_ms)
         found.append(Snapshot(request_id, known) if is_there else None)
-    busy = [each for each in found if each and _has_parts_out(each)]
-    for each, counts in zip(busy, _parts_in_hands(reads, [each.id for each in busy]), strict=True):
+    busy = [each for each in found if each and _glance_shows_parts_out(each)]
+    for each, counts in zip(busy, _glance_at_hands(reads, [each.id for each in busy]), strict=True):
         each.fields.update(zip(("leases", "retry", "handed_back"), counts, strict=True))
     return found
 
 
-def _has_parts_out(request: Snapshot) -> bool:
+def _glance_shows_parts_out(request: Snapshot) -> bool:
     try:
         numbers = [int(request.fields.get(name, 0)) for name in ("delivered", "done", "failed")]
     except ValueError:
@@ -85,7 +85,7 @@ def _has_parts_out(request: Snapshot) -> bool:
     return numbers[0] > numbers[1] + numbers[2]
 
 
-def _parts_in_hands(reads: Reads, ids: Sequence[str]) -> list[list[str]]:
+def _glance_at_hands(reads: Reads, ids: Sequence[str]) -> list[list[str]]:
     """Return how many leases each request has, parts in retry, and parts handed back."""
     leases = reads.ask_each(ids, lambda pipe, each: pipe.zcard(reads.keys(each).leases))
     retry = reads.ask_each(ids, lambda pipe, each: pipe.zcard(reads.keys(each).retry))
@@ -98,7 +98,7 @@ def _parts_in_hands(reads: Reads, ids: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def parts_in_hand(reads: Reads, request_id: str, most: int) -> tuple[int, list[InHand]]:
+def glance_at_parts_in_hand(reads: Reads, request_id: str, most: int) -> tuple[int, list[InHand]]:
     """Return how many parts are in somebody's hands, and the first so many of them."""
     key = reads.keys(request_id).parts
     with translating_driver_errors(reads.connection.where):
@@ -122,7 +122,7 @@ def parts_in_hand(reads: Reads, request_id: str, most: int) -> tuple[int, list[I
     return total, parts
 
 
-def failed_numbers(reads: Reads, request_id: str, most: int) -> tuple[int, list[int]]:
+def glance_at_failed_numbers(reads: Reads, request_id: str, most: int) -> tuple[int, list[int]]:
     """Return how many parts failed, and the numbers of so many of them, chosen at random."""
     key = reads.keys(request_id).failed
     with translating_driver_errors(reads.connection.where):
@@ -132,7 +132,7 @@ def failed_numbers(reads: Reads, request_id: str, most: int) -> tuple[int, list[
     return total, sorted(int(number) for number in found if number.isdigit())
 
 
-def sample_failures(
+def glance_at_failures(
     reads: Reads, request_id: str, most: int
 ) -> tuple[int, list[tuple[int, bytes]]]:
     """Return how many parts failed, and what is kept of so many of them, chosen at random."""
@@ -145,7 +145,7 @@ def sample_failures(
     return total, sorted((int(number), text) for number, text in pairs if number.isdigit())
 
 
-def holders_of_parts(reads: Reads, ids: Sequence[str], most: int) -> list[list[str]]:
+def glance_at_holders(reads: Reads, ids: Sequence[str], most: int) -> list[list[str]]:
     """Return who holds leases of each request, so many at most."""
     found = reads.ask_each(
         ids, lambda pipe, each: pipe.zrange(reads.keys(each).leases, 0, most - 1)
@@ -153,7 +153,7 @@ def holders_of_parts(reads: Reads, ids: Sequence[str], most: int) -> list[list[s
     return [read_names(names or ()) for names in found]
 
 
-def payload_of_part(
+def glance_at_payload(
     reads: Reads, request_id: str, number: int, most: int
 ) -> tuple[bytes, bytes, int]:
     """Return a part's ``about``, the first bytes of its payload, and how many it has."""
@@ -167,7 +167,7 @@ def payload_of_part(
     return b"", b"", -1
 
 
-def curve_of_request(reads: Reads, request_id: str) -> list[tuple[int, int, int, int, int]]:
+def glance_at_curve(reads: Reads, request_id: str) -> list[tuple[int, int, int, int, int]]:
     """Return the curve that a request keeps of itself, oldest point first.
 
     A point is the time (ms), records done, failed and in all, and leases.
@@ -178,10 +178,13 @@ def curve_of_request(reads: Reads, request_id: str) -> list[tuple[int, int, int,
     except (Damaged, ServerRefused):  # of another type, or the ACL is of an earlier version
         return []
     whole = len(packed) - len(packed) % _POINT_BYTES
-    return [_point_of_curve(packed[at : at + _POINT_BYTES]) for at in range(0, whole, _POINT_BYTES)]
+    return [
+        _glanced_point_of_curve(packed[at : at + _POINT_BYTES])
+        for at in range(0, whole, _POINT_BYTES)
+    ]
 
 
-def _point_of_curve(packed: bytes) -> tuple[int, int, int, int, int]:
+def _glanced_point_of_curve(packed: bytes) -> tuple[int, int, int, int, int]:
     found, at = [], 0
     for width in _POINT_WIDTHS:
         found.append(int.from_bytes(packed[at : at + width], "big"))
@@ -190,14 +193,14 @@ def _point_of_curve(packed: bytes) -> tuple[int, int, int, int, int]:
     return t, done, failed, total, running
 
 
-def changes_of_queue(reads: Reads, queue: str, most: int) -> list[tuple[int, bytes]]:
+def glance_at_changes(reads: Reads, queue: str, most: int) -> list[tuple[int, bytes]]:
     """Return the entries of a queue's log: when (ms), and what was noted; the last first."""
     with translating_driver_errors(reads.connection.where):
         found = reads.connection.redis.xrevrange(reads.queue_keys(queue).log, count=most)
-    return [(_time_of_entry(entry), fields.get(b"change", b"")) for entry, fields in found]
+    return [(_time_of_glanced_entry(entry), fields.get(b"change", b"")) for entry, fields in found]
 
 
-def spans_of_workers(reads: Reads, queue: str, after: str, most: int) -> list[tuple[str, bytes]]:
+def glance_at_spans(reads: Reads, queue: str, after: str, most: int) -> list[tuple[str, bytes]]:
     """Return what workers told of their slots: ids of entries after this one, and their texts."""
     with translating_driver_errors(reads.connection.where):
         found = reads.connection.redis.xrange(
@@ -206,5 +209,5 @@ def spans_of_workers(reads: Reads, queue: str, after: str, most: int) -> list[tu
     return [(entry.decode(), fields.get(b"told", b"")) for entry, fields in found]
 
 
-def _time_of_entry(entry: bytes) -> int:
+def _time_of_glanced_entry(entry: bytes) -> int:
     return int(entry.partition(b"-")[0])

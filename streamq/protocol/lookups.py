@@ -11,7 +11,7 @@ from streamq.protocol.protocol import Protocol
 _FIRST_MOMENT = 10**12
 
 
-class PartReads(msgspec.Struct, frozen=True, kw_only=True):
+class PartLookup(msgspec.Struct, frozen=True, kw_only=True):
     """What the server has of one part of a stage."""
 
     number: int
@@ -36,7 +36,7 @@ def look_up_fields(
     return found
 
 
-def look_up_parts(protocol: Protocol, place: str, numbers: Sequence[int]) -> list[PartReads]:
+def look_up_parts(protocol: Protocol, place: str, numbers: Sequence[int]) -> list[PartLookup]:
     """Return what the server has of these parts."""
     keys, own = protocol.keys(place), [str(number) for number in numbers]
     pending = protocol.ask_each(own, lambda pipe, n: pipe.xpending_range(keys.parts, "w", n, n, 1))
@@ -44,7 +44,7 @@ def look_up_parts(protocol: Protocol, place: str, numbers: Sequence[int]) -> lis
     tries = look_up_fields(protocol, place, "tries", own)
     failed = look_up_fields(protocol, place, "failed", own)
     return [
-        PartReads(
+        PartLookup(
             number=number,
             holder=waits[0]["consumer"].decode() if waits else "",
             due_ms=None if score is None else int(score) if score >= _FIRST_MOMENT else 0,
@@ -57,7 +57,7 @@ def look_up_parts(protocol: Protocol, place: str, numbers: Sequence[int]) -> lis
     ]
 
 
-def parts_of_key(protocol: Protocol, ids: Sequence[str], key: str) -> list[list[int]]:
+def look_up_parts_of_key(protocol: Protocol, ids: Sequence[str], key: str) -> list[list[int]]:
     """Return for each request the numbers of its parts that have the key."""
     found = protocol.ask_each(ids, lambda pipe, each: pipe.hget(protocol.keys(each).keys, key))
     return [[int(number) for number in each.split()] if each else [] for each in found]

@@ -139,7 +139,7 @@ def fail(
         "partial": partial,
         "late": failures[0].record if kind == "late" else "",
     }
-    return Call("fail", keys, args, _read_outcome)
+    return Call("fail", keys, args, _read_outcome_of_part_call)
 
 
 def keep(
@@ -160,13 +160,13 @@ def keep(
         "partial": partial,
         "mark": mark,
     }
-    return Call("keep", keys, args, _read_word)
+    return Call("keep", keys, args, _read_word_of_part_call)
 
 
 def handback(keys: RequestKeys, holder: str, call: int, numbers: Iterable[int]) -> Call[Outcome]:
     """Give back parts that were not started."""
     args = {"holder": holder, "call": call, "numbers": list(numbers)}
-    return Call("handback", keys, args, _read_outcome)
+    return Call("handback", keys, args, _read_outcome_of_part_call)
 
 
 def release(keys: RequestKeys, holder: str, call: int, crashed: int | None = None) -> Call[Outcome]:
@@ -177,7 +177,7 @@ def release(keys: RequestKeys, holder: str, call: int, crashed: int | None = Non
         "crashed": "" if crashed is None else crashed,
         "failure": _POISON,
     }
-    return Call("release", keys, args, _read_outcome)
+    return Call("release", keys, args, _read_outcome_of_part_call)
 
 
 def renew(keys: RequestKeys, lease_ms: int, running: Mapping[str, int | None]) -> Call[Renewed]:
@@ -225,7 +225,7 @@ def _read_finished(reply: Sequence[Any]) -> Grant:
     )
 
 
-def _read_word(reply: bytes) -> str:
+def _read_word_of_part_call(reply: bytes) -> str:
     return reply.decode()
 
 
@@ -240,7 +240,7 @@ def _read_passed(reply: Sequence[Any]) -> Grant:
     )
 
 
-def _read_outcome(reply: Sequence[Any]) -> Outcome:
+def _read_outcome_of_part_call(reply: Sequence[Any]) -> Outcome:
     word, *tokens = reply
     return Outcome(word.decode(), read_tokens(tokens))
 
@@ -280,11 +280,11 @@ def _unpacked_parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part
         parts.append(Part(int(id_[:-2]), chunk[at : at + size], about))
         at += size
     if troubles:
-        _add_troubles(parts, troubles)
+        _add_troubles_to_part_call(parts, troubles)
     return parts
 
 
-def _add_troubles(parts: Sequence[Part], troubles: Sequence[Any]) -> None:
+def _add_troubles_to_part_call(parts: Sequence[Part], troubles: Sequence[Any]) -> None:
     """Tell the parts that failed or crashed before what became of them then."""
     by_number = {part.number: part for part in parts}
     for number, tries, outcomes, mark in zip(*[iter(troubles)] * 4, strict=True):

@@ -93,7 +93,7 @@ def callbacks_of(
     )
 
 
-def with_deadline(wanted: Policy, given: str | float, what: str) -> Policy:
+def callbacks_with_deadline(wanted: Policy, given: str | float, what: str) -> Policy:
     """Return the policy with a deadline: a duration from its creation, or a date and time.
 
     The server counts a duration, so it does not matter if the clock here is wrong.

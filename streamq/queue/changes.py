@@ -51,7 +51,7 @@ def read_changes(protocol: Protocol, queue: str, most: int = 1_000) -> list[Chan
     entries: list[tuple[int, bytes]] = []
     # A user file of before knows no log.
     with suppress(ServerRefused):
-        entries = glances.changes_of_queue(protocol, queue, most)
+        entries = glances.glance_at_changes(protocol, queue, most)
     for at_ms, text in entries:
         with suppress(*UNREADABLE):
             change = msgspec.json.decode(text, type=Change)

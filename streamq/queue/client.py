@@ -20,7 +20,12 @@ from streamq.flows.flow import Flow
 from streamq.flows.shape import Follow
 from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_callback_ids, with_deadline
+from streamq.queue.callbacks import (
+    Target,
+    callbacks_of,
+    callbacks_with_deadline,
+    refuse_taken_callback_ids,
+)
 from streamq.queue.fleet import check_fleet
 from streamq.queue.flow_policy import flow_policy, follow_of_stage
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
@@ -29,7 +34,7 @@ from streamq.queue.loading import keep_registered
 from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
-from streamq.queue.submitting_many import ManySubmissions, New, OneByOne
+from streamq.queue.submitting_many import ManySubmissions, ManySubmissionsOneByOne, New
 from streamq.records.keys import MADE
 from streamq.settings import Settings, url_with_login
 
@@ -226,12 +231,12 @@ class Client:
             handler, flow, options, follow_of_stage(key=key, track=track, trace=trace)
         )
         if deadline is not None:
-            meant = with_deadline(meant, deadline, "deadline")
+            meant = callbacks_with_deadline(meant, deadline, "deadline")
         if durable != 0:
             units.whole(durable, "durable", 0)
         # ``list`` is tested first: the others take longer to find out.
         if not isinstance(payloads, list):
-            _check_iterable(payloads)
+            _check_payloads_of_client(payloads)
         request_id = units.request_id(id, self._team)
         if self._gateway:
             return self._gateway.submit(
@@ -285,7 +290,7 @@ class Client:
         def by_itself(request_id: str, payloads: Iterable[Any]) -> None:
             self.submit(payloads, handler=handler, id=request_id, **options)
 
-        many = OneByOne(by_itself)
+        many = ManySubmissionsOneByOne(by_itself)
         if not self._gateway:
             many = ManySubmissions(
                 self._protocol, meant, self._max_part, by_itself, can_go_on=has_ids
@@ -312,7 +317,7 @@ class Client:
         )
         deadline = given.pop("deadline", None)
         meant = self._meant(handler, None, _submission_options(**given), follow)
-        return meant if deadline is None else with_deadline(meant, deadline, "deadline")
+        return meant if deadline is None else callbacks_with_deadline(meant, deadline, "deadline")
 
     def _meant(
         self, handler: str | None, flow: Flow | None, options: dict[str, Any], follow: Follow
@@ -444,7 +449,7 @@ def _submission_options(  # noqa: PLR0913  the options of a request are many and
     }
 
 
-def _check_iterable(payloads: object) -> None:
+def _check_payloads_of_client(payloads: object) -> None:
     """Raise InvalidValue for what is one payload, or would be taken for something else."""
     kind = type(payloads).__name__
     if isinstance(payloads, Mapping):

@@ -42,7 +42,7 @@ def failures_with_inputs(
         found = dict(zip(some, protocol.entries_of(request_id, some), strict=True))
         while place < len(failures) and failures[place].part in found and room > 0:
             part = found[failures[place].part]
-            part = _part_with_its_bytes(part, spec, reader) if part and reader else part
+            part = _failed_part_with_its_bytes(part, spec, reader) if part and reader else part
             failure = _failure_with_input(failures[place], part, spec)
             room -= len(failure.input or failure.input_base64)
             yield failure
@@ -50,9 +50,9 @@ def failures_with_inputs(
     yield from failures[place:]
 
 
-def _part_with_its_bytes(part: Part, spec: Spec, reader: ReferenceReader) -> Part | None:
+def _failed_part_with_its_bytes(part: Part, spec: Spec, reader: ReferenceReader) -> Part | None:
     """Return a part with the bytes that it refers to; None where they cannot be read any more."""
-    place = about.Place.of(part.about, spec)
+    place = about.AboutPlace.of(part.about, spec)
     if place is None:
         return part
     try:
@@ -79,7 +79,11 @@ def _failure_with_input(failure: Failure, part: Part | None, spec: Spec) -> Fail
     data = data[:MOST_INPUT]
     try:
         # A character that was cut in two is left out.
-        text = data.decode("utf-8", "ignore") if is_cut and _is_text(data) else data.decode()
+        text = (
+            data.decode("utf-8", "ignore")
+            if is_cut and _is_failed_input_text(data)
+            else data.decode()
+        )
     except UnicodeDecodeError:
         return msgspec.structs.replace(
             failure, input_base64=base64.b64encode(data).decode(), input_is_cut=is_cut
@@ -95,12 +99,12 @@ def _row_of_failed_record(part: Part, failure: Failure) -> bytes:
     return json_of_rows(rows[0]) if rows else b""
 
 
-def _is_text(data: bytes) -> bool:
+def _is_failed_input_text(data: bytes) -> bool:
     """Return whether data that were cut off are UTF-8 but for the last character."""
-    return any(_decodes_as_text(data[: len(data) - cut]) for cut in range(4))
+    return any(_failed_input_decodes_as_text(data[: len(data) - cut]) for cut in range(4))
 
 
-def _decodes_as_text(data: bytes) -> bool:
+def _failed_input_decodes_as_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:

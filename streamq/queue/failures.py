@@ -9,8 +9,8 @@ from streamq.model import Failure, Part
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import part_of_field
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.flow_status import places_of_stages, stage_name
-from streamq.records.about import Place, item_of_about
+from streamq.queue.flow_status import name_of_flow_stage, places_of_flow_stages
+from streamq.records.about import AboutPlace, item_of_about
 
 #: How many parts are located in one call: the server reads each of them with its payload.
 _LOCATED = 50
@@ -31,13 +31,15 @@ def flow_failures(protocol: Protocol, found: Snapshot) -> list[Failure]:
     has 1, as its result has; one of a tree is called by what arrived, such as ``1001-2000``.
     """
     return [
-        failure for place in places_of_stages(found) for failure in _stage_failures(protocol, place)
+        failure
+        for place in places_of_flow_stages(found)
+        for failure in _stage_failures(protocol, place)
     ]
 
 
 def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
     stage = protocol.inspect(place)
-    spec, name = stage.spec, stage_name(stage)
+    spec, name = stage.spec, name_of_flow_stage(stage)
     failed = sorted(protocol.failures(place))
     told = []
     for first in range(0, len(failed), _LOCATED):
@@ -45,7 +47,7 @@ def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
         abouts = protocol.locate(place, [number for number, _ in some])
         for (number, text), about in zip(some, abouts, strict=True):
             item = item_of_about(Part(number, b"", about))
-            where = Place.of(about, spec)
+            where = AboutPlace.of(about, spec)
             for failure in read_failures(text):
                 # A worker knows the line of each record; a janitor says nothing of where it was.
                 source: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from streamq.protocol import lookups
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.failures import read_failures
-from streamq.queue.flow_status import places_of_stages, stage_name
+from streamq.queue.flow_status import name_of_flow_stage, places_of_flow_stages
 from streamq.records import encoding as codec
 from streamq.records.keys import MADE, WHOLE, stored_key
 
@@ -126,7 +126,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
         )
     if key is None:
         raise InvalidValue(f"{value!r} is no key: a text or a number is one")
-    (numbers,) = lookups.parts_of_key(protocol, [request_id], key)
+    (numbers,) = lookups.look_up_parts_of_key(protocol, [request_id], key)
     # A load that stopped may have told of parts that it never added.
     numbers = [number for number in numbers if number <= found.known_count("total")]
     if not numbers:
@@ -152,7 +152,7 @@ def requests_with_item(
         if values and values[0] in (key, MADE, WHOLE) and (not flow or values[1] == flow)
     ]
     newest = [each for _, each in sorted(kept, reverse=True)]
-    found = lookups.parts_of_key(protocol, newest, stored_key(value) or "")
+    found = lookups.look_up_parts_of_key(protocol, newest, stored_key(value) or "")
     return [each for each, numbers in zip(newest, found, strict=True) if numbers]
 
 
@@ -166,7 +166,10 @@ class ItemWalk:
         #: A plain request is a flow of one stage whose parts keep their numbers.
         self._shape = Shape.read(spec.shape) if spec.stage else Shape(("map",))
         self._is_flow = bool(spec.stage)
-        self._stages = [found, *(protocol.inspect(place) for place in places_of_stages(found)[1:])]
+        self._stages = [
+            found,
+            *(protocol.inspect(place) for place in places_of_flow_stages(found)[1:]),
+        ]
         runs = found.fields.get("runs", "") if self._is_flow else str(found.count("redrives"))
         #: What a redrive adds to the name of an item.
         self._runs = range(1, min(_MOST_RUNS, int(runs or 0)) + 1)
@@ -214,7 +217,9 @@ class ItemWalk:
     def _stage(self, number: int, parts: list[ItemPart], **more: int) -> ItemStage:
         own = self._stages[number - 1]
         kind = self._shape.kinds[number - 1] if self._is_flow else ""
-        return ItemStage(number=number, name=stage_name(own), kind=kind, parts=parts, **more)
+        return ItemStage(
+            number=number, name=name_of_flow_stage(own), kind=kind, parts=parts, **more
+        )
 
     def _parts(self, number: int, names: list[str]) -> tuple[ItemStage, list[str]]:
         """Return a map or a spread, and what its items are called from then on."""
@@ -374,7 +379,7 @@ def _checked_item(item: str) -> str:
     return item
 
 
-def _item_part(found: lookups.PartReads, delivered: int) -> ItemPart:
+def _item_part(found: lookups.PartLookup, delivered: int) -> ItemPart:
     failure = read_failures(found.failed)[0] if found.failed else Failure(error="")
     where: Where = "done"
     if found.failed is not None:

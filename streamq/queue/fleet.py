@@ -9,7 +9,7 @@ from streamq import units
 from streamq.errors import FleetTooOld
 from streamq.model import FlowPlan
 from streamq.protocol.protocol import Protocol
-from streamq.queue.told import Tally
+from streamq.queue.told import ToldTally
 
 #: The first version of the protocol whose workers can run a stage of a flow.
 _FLOWS_SINCE = 3
@@ -31,7 +31,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: int = 0
 
 
-class HandlerPace(msgspec.Struct, frozen=True, kw_only=True):
+class FleetPace(msgspec.Struct, frozen=True, kw_only=True):
     """What a record took a worker's handler lately, so that loaders can size parts."""
 
     record_s: float = 0.0
@@ -68,8 +68,8 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     #: The names of its holders begin with this word, which is new each time the worker starts.
     pool: str = ""
     #: By handler. An earlier version does not say.
-    paces: dict[str, HandlerPace] = {}
-    tallies: dict[str, Tally] = {}
+    paces: dict[str, FleetPace] = {}
+    tallies: dict[str, ToldTally] = {}
     #: The latest protocol version that it knows. Workers that do not say know version 1.
     protocol: int = 1
 
@@ -80,7 +80,7 @@ def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
     return [read_worker_details(name, details, queue) for name, details in sorted(found.items())]
 
 
-def pace_of_handler(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
+def fleet_pace_of_handler(protocol: Protocol, queue: str, handler: str) -> FleetPace | None:
     """Return what the live workers of a queue know of a handler; None if none of them says."""
     found = [each.paces.get(handler) for each in live_workers(protocol, queue)]
     paces = [pace for pace in found if pace]
@@ -98,7 +98,7 @@ def pace_of_handler(protocol: Protocol, queue: str, handler: str) -> HandlerPace
     )
 
 
-def pools_heard(protocol: Protocol, queue: str) -> dict[str, float]:
+def pools_heard_in_fleet(protocol: Protocol, queue: str) -> dict[str, float]:
     """Return when each live pool of a queue was last heard, by the server's clock (ms)."""
     found = protocol.beats(queue)
     pools = (

@@ -291,7 +291,7 @@ class GatewayQueue:
         size = len(value) if isinstance(value, bytes) else 0
         try:
             said = msgspec.json.encode(
-                _text_or_base64(value) if isinstance(value, bytes) else value
+                _text_or_base64_for_gateway(value) if isinstance(value, bytes) else value
             )
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidValue(f"part {number} cannot be written as JSON: {error}") from None
@@ -330,7 +330,7 @@ class GatewayQueue:
         return self._calls.url
 
 
-def _text_or_base64(value: bytes) -> dict[str, Any]:
+def _text_or_base64_for_gateway(value: bytes) -> dict[str, Any]:
     try:
         return {"text": value.decode()}
     except UnicodeDecodeError:

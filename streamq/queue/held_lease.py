@@ -75,7 +75,7 @@ class HeldLease:
         """
         self._host = host
         self.book = book
-        self._insist = insist_until_answered if is_insisting else _ask_once
+        self._insist = insist_for_lease if is_insisting else _ask_once_under_lease
         self.holder = holder
         self.request_id = request_id
         #: As the token said, and then the claim.
@@ -222,7 +222,7 @@ class HeldLease:
         part, call = self.part, self.book.next_call()
         assert part
         try:
-            word = (self._insist if must else _ask_once)(
+            word = (self._insist if must else _ask_once_under_lease)(
                 lambda: self._host.protocol.keep(
                     self.request_id,
                     self.holder,
@@ -276,13 +276,13 @@ class HeldLease:
         self.book.deal([part.number for part in grant.parts])
 
 
-def insist_until_answered(call: Callable[[], T]) -> T:
+def insist_for_lease(call: Callable[[], T]) -> T:
     """Make a call until the server answers. Every repeat is the same call, number and all.
 
     Raises:
         LeaseGone: the answer is that there is nothing to be done under this lease.
     """
-    outage = Outage(report_outage)
+    outage = Outage(report_outage_under_lease)
     while True:
         try:
             return call()
@@ -292,7 +292,7 @@ def insist_until_answered(call: Callable[[], T]) -> T:
             raise _lease_gone(error) from None
 
 
-def _ask_once(call: Callable[[], T]) -> T:
+def _ask_once_under_lease(call: Callable[[], T]) -> T:
     """Make a call, as ``insist`` does, but pass on the error of a server that does not answer."""
     try:
         return call()
@@ -306,7 +306,7 @@ def _lease_gone(error: ProtocolError) -> LeaseGone:
     return LeaseGone()
 
 
-def report_outage(error: StreamqError) -> None:
+def report_outage_under_lease(error: StreamqError) -> None:
     """Log why a call had no answer."""
     what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
     log.warning("%s: %s", what, error)

@@ -24,7 +24,7 @@ from streamq.errors import (
 from streamq.model import State
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Audit, Tick, Tokens
-from streamq.queue.fleet import pools_heard
+from streamq.queue.fleet import pools_heard_in_fleet
 from streamq.queue.outages import Outages
 from streamq.queue.starting_callbacks import parent_owes, settle_callbacks
 from streamq.telemetry.metrics import Samples
@@ -187,7 +187,7 @@ class Janitor:
             for request_id, score in some:
                 yield from self._watch(tick)
                 if request_id in closed:
-                    yield request_id, _closed_already
+                    yield request_id, _janitor_finds_it_closed
                     continue
                 audit = audits.get(request_id)
                 is_stale = time.monotonic() - asked_at > BELIEVED_S
@@ -341,7 +341,7 @@ class Janitor:
         begun = time.monotonic()
         if begun - self._beats_at > BEATS_EVERY_S:
             try:
-                self._beats = pools_heard(self._protocol, self.queue)
+                self._beats = pools_heard_in_fleet(self._protocol, self.queue)
             except Damaged as error:
                 # Nobody counts as heard, so the dead are charged; their parts come back.
                 renamed = self._protocol.set_aside(self.queue)
@@ -408,7 +408,7 @@ class Janitor:
             log.info("purged %s", request_id)
 
 
-def _closed_already() -> None:
+def _janitor_finds_it_closed() -> None:
     """Look at a request that is closed already."""
 
 

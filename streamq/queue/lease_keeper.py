@@ -22,13 +22,13 @@ import msgspec
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
-from streamq.queue.fleet import HandlerPace, Running, WorkerDetails
+from streamq.queue.fleet import FleetPace, Running, WorkerDetails
 from streamq.queue.janitor import Janitor, janitor_samples
-from streamq.queue.outages import Availability, Outages
-from streamq.queue.outcomes import GIVEN_UP, failure_of_time_limit
+from streamq.queue.outages import OutageLog, Outages
+from streamq.queue.outcomes import GIVEN_UP, outcome_at_time_limit
 from streamq.queue.renewals import Holding, Renewals
 from streamq.queue.rounds import Rounds
-from streamq.queue.told import Span, SpansTold, Tally
+from streamq.queue.told import SpansTold, ToldSpan, ToldTally
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -95,11 +95,11 @@ class LeaseKeeper:
         self.name = _name_of_worker(self._host, os.getpid())
         self.handlers: list[str] = []
         #: Returns what is known of the handlers, for loaders that size parts.
-        self.paces: Callable[[], dict[str, HandlerPace]] = dict
+        self.paces: Callable[[], dict[str, FleetPace]] = dict
         #: Return the work done for each handler; and the latest spans of slots up to a number, with
         #: how many are left out. Both are for those who look at the dashboard.
-        self.tallies: Callable[[], dict[str, Tally]] = dict
-        self.spans: Callable[[int], tuple[list[Span], int]] = lambda _: ([], 0)
+        self.tallies: Callable[[], dict[str, ToldTally]] = dict
+        self.spans: Callable[[int], tuple[list[ToldSpan], int]] = lambda _: ([], 0)
         #: How many spans a second are to be told; 0: nobody looks.
         self._spans = 0
         self._slots = slots
@@ -114,7 +114,7 @@ class LeaseKeeper:
         #: How many slots the last heartbeat said are busy, and when it was sent.
         self._told_busy = 0
         self._told_at = 0.0
-        self._availability = Availability()
+        self._availability = OutageLog()
         self._hasty_lock = threading.Lock()
         self._hasty_protocol: Protocol | None = None
         self._renewals = Renewals(
@@ -244,7 +244,7 @@ class LeaseKeeper:
         """Fail the part whose holder was stopped because the part took too long."""
         number = held.running
         assert number is not None
-        failure = failure_of_time_limit(number, held.attempt, held.timeout_ms, held.record)
+        failure = outcome_at_time_limit(number, held.attempt, held.timeout_ms, held.record)
 
         def fail() -> Outcome:
             return self._hasty().fail(

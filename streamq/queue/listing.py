@@ -72,7 +72,7 @@ class Found(msgspec.Struct, frozen=True):
     damaged: list[str]
 
 
-def find_requests(
+def list_requests(
     protocol: Protocol,
     queue: str,
     fits: Callable[[Glimpse], bool],
@@ -93,9 +93,9 @@ def find_requests(
     for closed in (False, True) if ended else (False,):
         ids = islice(protocol.newest(queue, closed=closed, page=PAGE), most)
         count = 0
-        for page in _pages_of_ids(ids):
+        for page in _listed_pages_of_ids(ids):
             count += len(page)
-            _glimpse_at_page(protocol, page, fits, found, damaged)
+            _listed_glimpses_at_page(protocol, page, fits, found, damaged)
         looked += count
         is_cut = most is not None and count >= most
         total += max(count, protocol.index_size(queue, closed=closed)) if is_cut else count
@@ -104,18 +104,18 @@ def find_requests(
     return Found(newest, looked, total, damaged)
 
 
-def requests_ended_before(seconds: float) -> Callable[[Glimpse], bool]:
+def listed_as_ended_before(seconds: float) -> Callable[[Glimpse], bool]:
     """Return whether a request ended longer ago than this, by this machine's clock."""
     before_ms = (time.time() - seconds) * 1e3
     return lambda each: not each.state.is_live and each.finished_ms < before_ms
 
 
-def _pages_of_ids(ids: Iterator[str]) -> Iterator[list[str]]:
+def _listed_pages_of_ids(ids: Iterator[str]) -> Iterator[list[str]]:
     while page := list(islice(ids, PAGE)):
         yield page
 
 
-def _glimpse_at_page(
+def _listed_glimpses_at_page(
     protocol: Protocol,
     ids: list[str],
     fits: Callable[[Glimpse], bool],
@@ -128,14 +128,14 @@ def _glimpse_at_page(
             continue  # registered and not opened yet, or just purged
         glimpse = None
         with suppress(*UNREADABLE):
-            glimpse = None if values is None else _glimpse_of_values(request_id, values)
+            glimpse = None if values is None else _listed_glimpse_of_values(request_id, values)
         if glimpse is None:
             damaged.append(request_id)
         elif fits(glimpse):
             found[request_id] = glimpse
 
 
-def _glimpse_of_values(request_id: str, values: list[str]) -> Glimpse:
+def _listed_glimpse_of_values(request_id: str, values: list[str]) -> Glimpse:
     created, finished, state, paused, handler, failed, records_done, records_failed, labels = values
     is_live = State(state).is_live
     has_failures = bool(int(failed or 0) or int(records_failed or 0))

@@ -4,7 +4,7 @@ A caller reports an outage once and then asks the server less and less often (``
 node is away, workers cannot renew leases on it, so live ones look dead (``Outages``). Nothing on
 the node is taken back until every worker has had the time to renew its leases.
 Threads that share a server report once that it is away, and once that it answers
-(``Availability``).
+(``OutageLog``).
 """
 
 import logging
@@ -74,7 +74,7 @@ class Outages:
         return 0.0 if seen is None else max(0.0, seen + QUIET_S - time.monotonic())
 
 
-class Availability:
+class OutageLog:
     """Logs once for several threads that the server does not answer, and once that it does."""
 
     def __init__(self) -> None:

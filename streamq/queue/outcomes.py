@@ -55,7 +55,7 @@ def words_of_time_limit(timeout_ms: int) -> str:
     return f"it took longer than {timeout_ms / 1e3:g} s"
 
 
-def failure_of_time_limit(part: int, attempt: int, timeout_ms: int, record: int = 0) -> Failure:
+def outcome_at_time_limit(part: int, attempt: int, timeout_ms: int, record: int = 0) -> Failure:
     """Return the failure of a part, or a record of it, that took longer than its time limit."""
     message = words_of_time_limit(timeout_ms)
     return Failure(error="Timeout", message=message, part=part, record=record, attempts=attempt)

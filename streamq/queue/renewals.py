@@ -17,8 +17,8 @@ import msgspec
 from streamq.errors import RequestUnknown, ServerError, ServerUnreachable, StreamqError
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Renewed
-from streamq.queue.outages import Availability, Outages
-from streamq.telemetry.metrics import Stopwatch
+from streamq.queue.outages import OutageLog, Outages
+from streamq.telemetry.metrics import StopwatchMetric
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Renewals:
         hasty: Callable[[], Protocol],
         lease_ms: int,
         outages: Outages,
-        availability: Availability,
+        availability: OutageLog,
     ) -> None:
         """``protocol`` knows the nodes; calls go by ``hasty``."""
         self._protocol = protocol
@@ -84,7 +84,7 @@ class Renewals:
         self._is_over = threading.Event()
         self.holdings: list[Holding] = []
         #: How long the server takes to answer.
-        self.trips = Stopwatch()
+        self.trips = StopwatchMetric()
 
     def hold(self, holdings: list[Holding]) -> None:
         """Renew these from now on, and no others."""

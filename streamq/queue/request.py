@@ -24,11 +24,15 @@ from streamq.protocol.replies import Tokens, part_of_field
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.failures import flow_failures, read_failures
 from streamq.queue.find import Item, find_item
-from streamq.queue.flow_status import places_of_stages, stage_name, status_of
+from streamq.queue.flow_status import (
+    name_of_flow_stage,
+    places_of_flow_stages,
+    status_of_request_or_flow,
+)
 from streamq.queue.loading import forget_request, keep_registered
 from streamq.queue.results import ResultReader
 from streamq.records import encoding as codec
-from streamq.records.about import Place
+from streamq.records.about import AboutPlace
 
 #: How often (s) ``wait`` reads the request, if no message of its end comes.
 LOOK_EVERY_S = 1.0
@@ -75,7 +79,7 @@ class Request:
             RequestUnknown: there is no such request, or it was purged.
             RequestNewer: a later version of streamq made it.
         """
-        return status_of(self._protocol, self._protocol.inspect(self.id))
+        return status_of_request_or_flow(self._protocol, self._protocol.inspect(self.id))
 
     def wait(self, timeout: str | float | None = None) -> Status:
         """Wait until the request has ended, and return its last status.
@@ -90,9 +94,9 @@ class Request:
         found = self._protocol.inspect(self.id)
         while found.state.is_live:
             with suppress(ServerBusy, ServerUnreachable):
-                return status_of(self._protocol, self._await_end(deadline))
+                return status_of_request_or_flow(self._protocol, self._await_end(deadline))
             _pause_before_next_look(deadline, self.id)
-        return status_of(self._protocol, found)
+        return status_of_request_or_flow(self._protocol, found)
 
     def _await_end(self, deadline: float | None) -> Snapshot:
         events = self._protocol.listen(self.id)
@@ -345,10 +349,10 @@ class Request:
     def _places(self, stage: str | int | None = None) -> list[str]:
         """Return the places of the request, or of one stage of its flow."""
         found = self._protocol.inspect(self.id)
-        places = places_of_stages(found)
+        places = places_of_flow_stages(found)
         if stage is None:
             return places
-        handlers = [stage_name(self._protocol.inspect(place)) for place in places]
+        handlers = [name_of_flow_stage(self._protocol.inspect(place)) for place in places]
         names = [{str(number), name} for number, name in enumerate(handlers, 1)]
         chosen = [place for place, own in zip(places, names, strict=True) if str(stage) in own]
         if not chosen:
@@ -384,7 +388,7 @@ def _has_no_place(failure: Failure) -> bool:
 
 def _failure_with_its_place(failure: Failure, about: bytes, spec: Spec) -> Failure:
     """Return the failure with where its part came from, if that is known."""
-    place = Place.of(about, spec)
+    place = AboutPlace.of(about, spec)
     if place is None or (failure.record and place.records > 1):
         return failure
     lines: dict[str, Any] = {"source": place.source, "line": place.line}

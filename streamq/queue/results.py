@@ -28,7 +28,7 @@ MOST_BETWEEN_S = 2.0
 Found = list[tuple[str, bytes]]
 
 
-class Marks:
+class ResultMarks:
     """A set of part numbers.
 
     Each number up to the highest takes a byte, so ten million parts take 10 MB, whichever of them
@@ -96,12 +96,12 @@ class ResultReader:
         #: Numbers that were passed without a result and may get one under the plain number if the
         #: request is retried. A reader that begins at a later part cannot know which ones an
         #: earlier reader passed, so it marks all before its first.
-        self._passed = Marks()
+        self._passed = ResultMarks()
         if goes_back:
             self._passed.add(1, first)
         #: Passed numbers that are read again now, and the range of them that is read next: its
         #: first number, and its end.
-        self._passed_before = Marks()
+        self._passed_before = ResultMarks()
         self._again: tuple[int, int] | None = None
         self._is_fruitless = False
         self._kept = 0
@@ -185,7 +185,7 @@ class ResultReader:
         elif self._passed and not self._is_fruitless:
             # Read all passed numbers again, until a whole round finds nothing.
             self._is_fruitless = True
-            self._passed_before, self._passed = self._passed, Marks()
+            self._passed_before, self._passed = self._passed, ResultMarks()
             self._again = self._passed_before.next_range(1)
         else:
             self._late = self._find_late()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from streamq.errors import Damaged, ServerError
-from streamq.queue.outages import Availability, Outage
+from streamq.queue.outages import Outage, OutageLog
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ Chore = tuple[Callable[[], float | None], float]
 class Rounds:
     """A thread that does chores, each when it is due, whether the server is there or not."""
 
-    def __init__(self, name: str, chores: list[Chore], availability: Availability) -> None:
+    def __init__(self, name: str, chores: list[Chore], availability: OutageLog) -> None:
         self._chores = chores
         self._availability = availability
         self._due = {chore: 0.0 for chore, _ in chores}
@@ -61,7 +61,7 @@ class Rounds:
         self._due[chore] = 0.0
 
     def _run(self) -> None:
-        outage = Outage(rest_ms=100)  # ``Availability`` tells of it, for all threads
+        outage = Outage(rest_ms=100)  # ``OutageLog`` tells of it, for all threads
         while not self._is_over.is_set() or (self._has_more() and outage.tries <= 3):
             try:
                 wait_s = self._round()

@@ -45,7 +45,7 @@ class _Ready(NamedTuple):
     entries: list[bytes]
 
 
-class OneByOne:
+class ManySubmissionsOneByOne:
     """Submits requests by themselves, as over a gateway."""
 
     def __init__(self, by_itself: Callable[[str, Iterable[Any]], object]) -> None:
@@ -74,7 +74,7 @@ class OneByOne:
                 self._away = error
 
 
-class ManySubmissions(OneByOne):
+class ManySubmissions(ManySubmissionsOneByOne):
     """Submits requests that have the same options, many at once."""
 
     def __init__(

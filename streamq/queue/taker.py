@@ -36,7 +36,7 @@ from streamq.model import Failure, Spec, State
 from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Token, Tokens
-from streamq.queue.held_lease import HeldLease, LeaseGone, report_outage
+from streamq.queue.held_lease import HeldLease, LeaseGone, report_outage_under_lease
 from streamq.queue.lease_book import LeaseBook
 from streamq.queue.outcomes import PartNotDone
 from streamq.queue.pace import Pace
@@ -243,7 +243,7 @@ class Taker(Generic[Work]):
         except ServerError as error:
             # The claim may have been granted, or may be so later. Its holder's name is not used
             # again.
-            report_outage(error)
+            report_outage_under_lease(error)
             lease.release()
             return None
 

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Tally(msgspec.Struct, frozen=True, array_like=True):
+class ToldTally(msgspec.Struct, frozen=True, array_like=True):
     """What a worker did for one handler since it started."""
 
     done: int
@@ -15,7 +15,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     classes: list[int]
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class ToldSpan(msgspec.Struct, frozen=True, array_like=True):
     """A lease that is over: which slot served which request, when, and what became of its parts."""
 
     slot: str
@@ -32,12 +32,12 @@ class SpansTold(msgspec.Struct, frozen=True):
     """Spans as a worker tells them while somebody looks at the timeline."""
 
     worker: str
-    spans: list[Span]
+    spans: list[ToldSpan]
     #: How many more there were than it may tell.
     left_out: int = 0
 
 
-def slot_of_span(holder: str) -> tuple[str, str]:
+def slot_of_told_span(holder: str) -> tuple[str, str]:
     """Return the pool of a holder, and how its slot is called: its process and its number.
 
     A holder is called ``POOL.PROCESS-SLOT-NUMBER``.

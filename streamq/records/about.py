@@ -71,7 +71,7 @@ def about_has_other_lines(part: Part) -> bool:
     return part.about.count(b" ") == _FILE_AND_LINE and b"@" not in part.about
 
 
-class Place(msgspec.Struct, frozen=True):
+class AboutPlace(msgspec.Struct, frozen=True):
     """Where a part came from: a file, its first and its last line there, and its records."""
 
     source: str
@@ -80,7 +80,7 @@ class Place(msgspec.Struct, frozen=True):
     records: int
 
     @classmethod
-    def of(cls, about: bytes, spec: Spec) -> "Place | None":
+    def of(cls, about: bytes, spec: Spec) -> "AboutPlace | None":
         """Read an ``about``; None where the part was not loaded from a file."""
         try:
             records, file, line, *lines = map(int, about.partition(b"@")[0].split())

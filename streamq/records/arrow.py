@@ -107,7 +107,7 @@ def row_decoder(annotation: Any) -> Any:
     """
     if annotation in (str, bytes):
         return lambda row: _row_as_json(row) if annotation is bytes else _row_as_json(row).decode()
-    is_plain = _is_plain(annotation)
+    is_plain = _is_plain_type_of_arrow(annotation)
     is_list = annotation is list or typing.get_origin(annotation) in (list, tuple)
 
     def decode(row: Any) -> Any:
@@ -120,7 +120,7 @@ def row_decoder(annotation: Any) -> Any:
     return decode
 
 
-def _is_plain(annotation: Any) -> bool:
+def _is_plain_type_of_arrow(annotation: Any) -> bool:
     return annotation in _ANYTHING or annotation == dict[str, Any]
 
 
@@ -129,7 +129,7 @@ def plain_rows(table: Any, annotation: Any) -> list[Any] | None:
     rows = rows_of_table(table)
     if any(type(row) is _Unreadable for row in rows):
         return None
-    if _is_plain(annotation):
+    if _is_plain_type_of_arrow(annotation):
         return rows
     if annotation in (str, bytes) or typing.get_origin(annotation) in (list, tuple):
         return None

@@ -23,13 +23,13 @@ from streamq.records.boundaries import bytes_as_loaded
 from streamq.records.inputs import Input, InputIdentity
 from streamq.records.remote import (
     Object,
-    RangeFile,
     RemoteChanged,
     RemoteFile,
     RemoteMissing,
+    RemoteRangeFile,
     is_remote,
     locate_url,
-    read_range,
+    read_range_of_object,
 )
 from streamq.records.tables import TableFile, TableReference
 
@@ -133,7 +133,7 @@ class ReferenceReader:
     def _table_source(self, name: str, reference: TableReference) -> Any:
         if is_remote(name):
             self._check_url(name)
-            return RangeFile(name, Object(reference.size, reference.version))
+            return RemoteRangeFile(name, Object(reference.size, reference.version))
         file = self._opened(name)
         try:
             self._check_unchanged(name, file, reference)
@@ -155,7 +155,9 @@ class ReferenceReader:
         self._check_url(url)
         then = Object(reference.size, reference.version)
         if spec.format != "file":
-            return bytes_as_loaded(read_range(url, reference.offset, reference.length, then), spec)
+            return bytes_as_loaded(
+                read_range_of_object(url, reference.offset, reference.length, then), spec
+            )
         with closing(RemoteFile(url)) as file:
             if file.object != then:
                 raise RemoteChanged

@@ -54,7 +54,7 @@ def is_remote(name: str) -> bool:
     return _URL.match(name) is not None
 
 
-class Location(NamedTuple):
+class RemoteLocation(NamedTuple):
     """What a URL names, in one spelling: that one is compared, and that one is read."""
 
     scheme: str
@@ -62,7 +62,7 @@ class Location(NamedTuple):
     #: Parts of the path, decoded: the names that the store uses.
     segments: tuple[str, ...]
 
-    def covers(self, other: "Location") -> bool:
+    def covers(self, other: "RemoteLocation") -> bool:
         """Return whether the other one is this object, or is below this folder."""
         own = len(self.segments)
         return self[:2] == other[:2] and self.segments == other.segments[:own]
@@ -74,7 +74,7 @@ class Location(NamedTuple):
         return f"{self.scheme}://{self.host}{path}"
 
 
-def locate_url(url: str) -> Location:
+def locate_url(url: str) -> RemoteLocation:
     """Take a URL apart. For http ``%20`` is a space; in a cloud's URL a name stands as it is.
 
     Raises:
@@ -89,16 +89,16 @@ def locate_url(url: str) -> Location:
         login, at, host = host.rpartition("@")
         host = login + at + host.lower().removesuffix(_DEFAULT_PORTS[scheme])
     written = tuple(path.removesuffix("/").split("/")) if path else ()
-    if " " in host or any(map(_leads_astray, (host or "-", *written))):
+    if " " in host or any(map(_remote_path_leads_astray, (host or "-", *written))):
         raise RemoteMissing(
             f"{url}: its path has an empty part, . or .., a backslash or a control character"
         )
-    return Location(
+    return RemoteLocation(
         scheme, host, tuple(map(unquote, written)) if scheme in _DEFAULT_PORTS else written
     )
 
 
-def _leads_astray(part: str) -> bool:
+def _remote_path_leads_astray(part: str) -> bool:
     """Return whether a program could read a part of a URL as the way to another place.
 
     A server may decode the part once more. So it is decoded and checked again until decoding
@@ -153,14 +153,14 @@ def matching_objects(url: str) -> list[str]:
     pattern = [*location.segments, "**", "*"] if url.endswith("/") else list(location.segments)
     fixed = next(index for index, each in enumerate(pattern) if "*" in each)
     scheme_and_host = f"{location.scheme}://{location.host}"
-    base = Location(location.scheme, location.host, (*location.segments[:fixed], "-")).folder
+    base = RemoteLocation(location.scheme, location.host, (*location.segments[:fixed], "-")).folder
     _obstore(url)
     found = []
     try:
         for page in _obstore(url).list(_store_of_folder(base)):
             for meta in page:
                 names = str(meta["path"]).split("/")
-                if _fits_pattern(names, pattern[fixed:]):
+                if _remote_object_fits_pattern(names, pattern[fixed:]):
                     found.append("/".join((scheme_and_host, *location.segments[:fixed], *names)))
     except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
         raise _object_missing(url, error) from None
@@ -169,17 +169,17 @@ def matching_objects(url: str) -> list[str]:
     return sorted(found)
 
 
-def _fits_pattern(names: list[str], pattern: list[str]) -> bool:
+def _remote_object_fits_pattern(names: list[str], pattern: list[str]) -> bool:
     """Return whether the names on the way to an object fit those of a pattern."""
     if not pattern or not names:
         return not names and all(each == "**" for each in pattern)
     if pattern[0] == "**":
-        is_below = not names[0].startswith(".") and _fits_pattern(names[1:], pattern)
-        return is_below or _fits_pattern(names, pattern[1:])
+        is_below = not names[0].startswith(".") and _remote_object_fits_pattern(names[1:], pattern)
+        return is_below or _remote_object_fits_pattern(names, pattern[1:])
     words = map(re.escape, pattern[0].split("*"))
     is_hidden = names[0].startswith(".") and not pattern[0].startswith(".")
     is_fitting = not is_hidden and re.fullmatch(".*".join(words), names[0], re.DOTALL)
-    return bool(is_fitting) and _fits_pattern(names[1:], pattern[1:])
+    return bool(is_fitting) and _remote_object_fits_pattern(names[1:], pattern[1:])
 
 
 class RemoteFile:
@@ -267,7 +267,7 @@ def is_object(url: str) -> bool:
     return True
 
 
-def upload_file(path: Path, url: str) -> None:
+def upload_object(path: Path, url: str) -> None:
     """Write a file to an object, which is there when all of it is there.
 
     Raises:
@@ -297,7 +297,7 @@ def delete_object(url: str) -> None:
         raise _object_missing(url, error) from None
 
 
-class RangeFile(io.RawIOBase):
+class RemoteRangeFile(io.RawIOBase):
     """An object as a file of which any part can be read: each read asks for just that part."""
 
     def __init__(self, url: str, then: Object) -> None:
@@ -334,7 +334,7 @@ class RangeFile(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:
             return b""
-        data = read_range(self._url, self._position, wanted, self._then)
+        data = read_range_of_object(self._url, self._position, wanted, self._then)
         self._position += len(data)
         return data
 
@@ -345,7 +345,7 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
 
-def read_range(url: str, offset: int, length: int, then: Object) -> bytes:
+def read_range_of_object(url: str, offset: int, length: int, then: Object) -> bytes:
     """Return some bytes of an object.
 
     Raises:

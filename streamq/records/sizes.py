@@ -93,7 +93,7 @@ class RecordPace(msgspec.Struct):
         return self._bytes / self.records if self.records else 0.0
 
 
-def records_for(
+def records_for_size(
     record_s: float, record_bytes: float = 0.0, *, is_coroutine: bool = False, slots: int = 1
 ) -> int:
     """Return how many records make a part that takes about a quarter of a second.
@@ -107,7 +107,7 @@ def records_for(
     return max(1, int(min(TARGET_S / record_s, RESULTS / max(record_bytes, 1e-9))))
 
 
-def most_by_rate(rate_ms: float) -> int:
+def most_size_by_rate(rate_ms: float) -> int:
     """Return how many records a part may have at most where one may start every ``rate_ms``.
 
     A rate is charged for all records of a part when the part starts.
@@ -162,7 +162,7 @@ class GrowingSize:
         return Step(self._records, max(0, ahead * self._at_once - waiting))
 
     def _grow(self, measured: Measured) -> None:
-        wanted = records_for(
+        wanted = records_for_size(
             self._pace.record_s,
             self._pace.record_bytes,
             is_coroutine=measured.is_coroutine,

@@ -98,7 +98,7 @@ def split_input(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Ite
     cut = _cut_by_records if size.records else _cut_by_bytes
     while not is_end:
         source.record = cursor.record
-        data, is_end = _fill_buffer(source, rest, wanted)
+        data, is_end = _fill_buffer_to_split(source, rest, wanted)
         data, seen, total = _masked_data(data, mask, spec, is_end)
         ends, counts = cut(seen, total, size, is_end)
         for chunk in _chunks_of_parts(data, seen, ends, counts, cursor, spec):
@@ -120,7 +120,7 @@ def split_by_steps(
     rest, cursor, is_end, mask = b"", start, False, mask_of_boundaries(spec)
     while not is_end:
         source.record = cursor.record
-        data, is_end = _fill_buffer(source, rest, 0)
+        data, is_end = _fill_buffer_to_split(source, rest, 0)
         data, seen, total = _masked_data(data, mask, spec, is_end)
         begin, ends = 0, [0]
         while ends and begin < total:
@@ -198,7 +198,7 @@ def _count_records(seen: bytes, begin: int, end: int) -> int:
     return seen.count(b"\n", begin, end) + (seen[end - 1 : end] != b"\n")
 
 
-def _fill_buffer(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
+def _fill_buffer_to_split(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
     """Return ``rest`` and at least ``wanted`` bytes in all; and whether the input is at its end."""
     blocks, have = [rest], len(rest)
     while True:
@@ -390,11 +390,11 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
 def header_of_csv(name: str, spec: Spec) -> bytes:
     """Return the header of a CSV, with its line ending."""
     with closing(open_input(name, spec.encoding)) as source:
-        refuse_strange(source, spec)
+        refuse_to_split_strange(source, spec)
         return beginning_of_csv(source, spec, MAX_PART, has_header=True).header
 
 
-def refuse_strange(source: Input, spec: Spec) -> None:
+def refuse_to_split_strange(source: Input, spec: Spec) -> None:
     """Raise BadInput if an input from which nothing was read yet holds no records."""
     if why := strangeness_of(source.name, source.head(HEAD), spec.format):
         raise BadInput(f"{source.name}: {why}")

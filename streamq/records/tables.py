@@ -17,7 +17,7 @@ from streamq.model import CHUNK_PARTS
 from streamq.records import about
 from streamq.records.arrow import pyarrow
 from streamq.records.inputs import BadInput, InputIdentity
-from streamq.records.remote import Object, RangeFile, is_remote
+from streamq.records.remote import Object, RemoteRangeFile, is_remote
 from streamq.records.sizes import MOST_RECORDS, PartSize, Step
 from streamq.records.splitting import Chunk, Cursor
 
@@ -39,7 +39,7 @@ class TableReference(msgspec.Struct, frozen=True, array_like=True):
     version: str
 
 
-class Groups(NamedTuple):
+class RowGroups(NamedTuple):
     """How many rows each group of a file has, and about how many bytes."""
 
     rows: list[int]
@@ -66,7 +66,7 @@ class TableFile:
             self._refuse(head)
             if form == "parquet":
                 self._reader = pyarrow("parquet").ParquetFile(
-                    file, pre_buffer=isinstance(file, RangeFile)
+                    file, pre_buffer=isinstance(file, RemoteRangeFile)
                 )
             else:
                 self._reader = pyarrow("ipc").open_file(file)
@@ -93,7 +93,7 @@ class TableFile:
         """The names and types of the columns."""
         return self._reader.schema_arrow if self._form == "parquet" else self._reader.schema
 
-    def groups(self) -> Groups:
+    def groups(self) -> RowGroups:
         """Return how many rows and bytes each group has.
 
         Raises:
@@ -103,7 +103,7 @@ class TableFile:
             if self._form == "parquet":
                 meta = self._reader.metadata
                 found = [meta.row_group(index) for index in range(meta.num_row_groups)]
-                return Groups([g.num_rows for g in found], [g.total_byte_size for g in found])
+                return RowGroups([g.num_rows for g in found], [g.total_byte_size for g in found])
             return self._batches()
         except StreamqError:
             raise
@@ -112,7 +112,7 @@ class TableFile:
                 f"{self._name}: it is damaged: {_first_line_of_pyarrow(error)}"
             ) from None
 
-    def _batches(self) -> Groups:
+    def _batches(self) -> RowGroups:
         ipc = pyarrow("ipc")
         # The rows of a batch are counted by its first column alone.
         options = ipc.IpcReadOptions(included_fields=[0])
@@ -121,7 +121,7 @@ class TableFile:
         rows = [counts.get_batch(index).num_rows for index in range(counts.num_record_batches)]
         self.file.seek(0, 2)
         size = self.file.tell() // max(1, sum(rows))
-        return Groups(rows, [count * size for count in rows])
+        return RowGroups(rows, [count * size for count in rows])
 
     def read(self, reference: TableReference, columns: Sequence[str] | None) -> Any:
         """Return some rows of a group as a table; with ``columns``, only those of these names.
@@ -181,7 +181,7 @@ def open_table(name: str, form: str) -> TableFile:
     """
     if is_remote(name):
         found = InputIdentity.of(name)
-        return TableFile(name, RangeFile(name, Object(found.size, found.digest)), form)
+        return TableFile(name, RemoteRangeFile(name, Object(found.size, found.digest)), form)
     try:
         file = Path(name).open("rb")  # noqa: SIM115  the TableFile closes it
     except OSError as error:

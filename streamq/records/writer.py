@@ -102,7 +102,7 @@ class Writer:
     def _lines(self, result: bytes) -> bytes:
         found = codec.decode_unchecked(result)
         self.is_value = False
-        if self._form == "raw" and (whole := _plain_lines(found)) is not None:
+        if self._form == "raw" and (whole := _written_plain_lines(found)) is not None:
             return whole
         items, endings = codec.checked_items(found)
         if len(items) == 1 and codec.is_verbatim(items[0]):
@@ -110,13 +110,13 @@ class Writer:
         if self._form == "parquet":
             return self._frames(items)
         if any(map(codec.holds_several_items, items)):
-            items, endings = _items_of_lines(items, endings)
+            items, endings = _written_items_of_lines(items, endings)
         kept = [item for item in items if item is not None]
         self.has_skipped = len(kept) < len(items)
         if self._form == "raw":
             self.is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
             lines = b"".join(
-                _raw_line(item) + (ENDINGS[endings[index]] if endings else b"\n")
+                _written_raw_line(item) + (ENDINGS[endings[index]] if endings else b"\n")
                 for index, item in enumerate(items)
                 if item is not None
             )
@@ -132,7 +132,7 @@ class Writer:
         rows: list[Any] = []
         for item in items:
             if codec.is_table(item):
-                frames += [_framed_rows(rows)] if rows else []
+                frames += [_written_framed_rows(rows)] if rows else []
                 rows = []
                 frames.append(table_frame(arrow.unpack_table(bytes(item.data))))
             else:
@@ -141,7 +141,7 @@ class Writer:
                     for each in codec.spread_item(item)
                     if each is not None
                 ]
-        frames += [_framed_rows(rows)] if rows else []
+        frames += [_written_framed_rows(rows)] if rows else []
         return b"".join(frames)
 
     def _keyed(self, result: bytes, part: int) -> bytes:
@@ -174,7 +174,7 @@ class Writer:
         if self._delimiter:
             return self._row(item)
         if self._form == "raw":
-            return _raw_line(item) + (ENDINGS[ending[0]] if ending else b"\n")
+            return _written_raw_line(item) + (ENDINGS[ending[0]] if ending else b"\n")
         return bytes(self._json(item)) + b"\n"
 
     def _json(self, item: Item) -> Any:
@@ -195,7 +195,11 @@ class Writer:
 
     def _cell(self, value: object) -> object:
         value = self._readable(value)
-        return value if value is None or isinstance(value, str | int | float) else _csv_text(value)
+        return (
+            value
+            if value is None or isinstance(value, str | int | float)
+            else _written_csv_text(value)
+        )
 
     def _row(self, item: Item, keys: dict[str, int] | None = None) -> bytes:
         value = codec.decode_item(item)
@@ -223,18 +227,18 @@ class Writer:
         return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
-def _items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
+def _written_items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
     """Return a line's item for each that stands for several, and how each line ends."""
     found = list(map(codec.spread_item, items))
     letters = b"".join(endings[index : index + 1] * len(each) for index, each in enumerate(found))
     return [item for each in found for item in each], letters
 
 
-def _framed_rows(rows: list[Any]) -> bytes:
+def _written_framed_rows(rows: list[Any]) -> bytes:
     return table_frame(arrow.table_from_rows(rows))
 
 
-def _plain_lines(items: list[Any]) -> bytes | None:
+def _written_plain_lines(items: list[Any]) -> bytes | None:
     """Return items that are all bytes, or all text, as lines; None where they are not.
 
     ``join`` raises ``TypeError`` unless all items are bytes (or all text), which is how we find
@@ -251,11 +255,11 @@ def _plain_lines(items: list[Any]) -> bytes | None:
     return None
 
 
-def _raw_line(item: Item) -> bytes:
+def _written_raw_line(item: Item) -> bytes:
     if isinstance(item, msgspec.msgpack.Ext):
         return bytes(item.data)
     return item.encode() if isinstance(item, str) else item or b""
 
 
-def _csv_text(value: object) -> str:
+def _written_csv_text(value: object) -> str:
     return msgspec.json.encode(value).decode()

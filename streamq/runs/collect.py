@@ -69,7 +69,7 @@ def show_results(
     writer.warn()
 
 
-def write_errors(failures: Iterable[Failure], output: Path) -> Path:
+def write_collected_errors(failures: Iterable[Failure], output: Path) -> Path:
     """Write failures beside the output, one a line as JSON. Return the path of that file.
 
     Raises:
@@ -78,7 +78,7 @@ def write_errors(failures: Iterable[Failure], output: Path) -> Path:
     return outputs.write_errors(output, outputs.error_lines(failures))
 
 
-def _batches_to_write(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+def _batches_to_collect(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
     """Yield the same results in batches of the size that is written at once."""
     batch: dict[str, bytes] = {}
     size = 0
@@ -92,7 +92,7 @@ def _batches_to_write(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
         yield batch
 
 
-def _fields_passed_over(fields: set[str]) -> set[str]:
+def _fields_collector_passes_over(fields: set[str]) -> set[str]:
     """Return the fields of parts that were passed over before they had run."""
     return {field for field in fields if field.isdigit()}
 
@@ -332,7 +332,7 @@ class Collector:
             if (
                 self._reader.is_over
                 or self._late_size > _MOST_LATE
-                or late & _fields_passed_over(late)
+                or late & _fields_collector_passes_over(late)
             ):
                 self._fill()
         read = self._reader.next, self._reader.within
@@ -384,7 +384,7 @@ class Collector:
         for page in self._protocol.result_pages(self._id, BATCH_BYTES):
             # A page is deleted from the server before the next one is asked for, so nothing comes
             # twice.
-            for results in _batches_to_write(page):
+            for results in _batches_to_collect(page):
                 self._write(results)
                 has_some = True
         # ``found`` was read before the results. If it was settled then, there are no further

@@ -104,7 +104,7 @@ def _errors_file_of_run(run: StoredRun) -> Path:
 
 
 def _runs_stored_here() -> list[StoredRun]:
-    home.refuse_strange(HOME)
+    home.refuse_strange_home(HOME)
     if not HOME.exists():
         return []
     with home.home_locked():

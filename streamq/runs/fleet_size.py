@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from streamq.model import Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.fleet import HandlerPace, pace_of_handler
-from streamq.records.sizes import AS_LARGE_AS_ALLOWED, Step, most_by_rate, records_for
+from streamq.queue.fleet import FleetPace, fleet_pace_of_handler
+from streamq.records.sizes import AS_LARGE_AS_ALLOWED, Step, most_size_by_rate, records_for_size
 
 #: The fleet is asked this often while a load runs. Its heartbeats come every few seconds.
 LOOK_EVERY_S = 0.5
@@ -27,11 +27,11 @@ class FleetSize:
     as is allowed.
     """
 
-    def __init__(self, look: Callable[[], HandlerPace | None], most_records: int) -> None:
+    def __init__(self, look: Callable[[], FleetPace | None], most_records: int) -> None:
         """``look`` asks the fleet. ``most_records``: a part has no more records than this."""
         self._look = look
         self._most_records = most_records
-        self._pace: HandlerPace | None = None
+        self._pace: FleetPace | None = None
         self._look_at = 0.0
         self._begun = 0.0
 
@@ -44,7 +44,7 @@ class FleetSize:
         if pace is None or not pace.is_map:
             return AS_LARGE_AS_ALLOWED
         if pace.records:
-            records = records_for(
+            records = records_for_size(
                 pace.record_s,
                 pace.record_bytes,
                 is_coroutine=pace.is_coroutine,
@@ -60,6 +60,6 @@ class FleetSize:
 def sized_by_fleet(protocol: Protocol, policy: Policy) -> FleetSize:
     """Return what sizes the parts of a load for the live workers of its queue."""
     return FleetSize(
-        lambda: pace_of_handler(protocol, policy.queue, policy.handler),
-        most_by_rate(policy.rate_ms),
+        lambda: fleet_pace_of_handler(protocol, policy.queue, policy.handler),
+        most_size_by_rate(policy.rate_ms),
     )

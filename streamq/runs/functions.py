@@ -22,14 +22,20 @@ from streamq.records.outputs import (
     form_by_output_name,
     is_stream_output,
 )
-from streamq.runs.collect import Collector, write_errors
+from streamq.runs.collect import Collector, write_collected_errors
 from streamq.runs.folder import RunFolder, beginning_of_run
 from streamq.runs.home import load_plan
 from streamq.runs.load import Load
-from streamq.runs.options import KEEP, RequestOptions, describe_flow, describe_run, describe_source
+from streamq.runs.options import (
+    KEEP,
+    RequestOptions,
+    describe_flow,
+    describe_run,
+    describe_source,
+)
 from streamq.runs.progress import Progress
 from streamq.runs.retry import new_retry_run
-from streamq.runs.run import carry_out
+from streamq.runs.run import carry_out_run
 from streamq.runs.same import name_of_server, plan_on_server
 from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings, url_with_login
@@ -138,7 +144,7 @@ def collect(
     )
     is_complete = collector.run(is_ordered=ordered, follow=follow, force=force)
     if is_complete:
-        write_errors(collector.failures, path)
+        write_collected_errors(collector.failures, path)
     return is_complete
 
 
@@ -252,7 +258,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             is_alone=not named,
             spawner=spawner,
         )
-        status = carry_out(this_run, folder, watch, force=force)
+        status = carry_out_run(this_run, folder, watch, force=force)
     if not this_run.is_complete:
         hint = f"; go on with resume={plan.id!r}" if folder.is_kept else ""
         raise KeyboardInterrupt(f"the run was stopped{hint}")

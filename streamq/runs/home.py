@@ -102,7 +102,7 @@ def make_own_folder(folder: Path) -> None:
     Raises:
         InvalidValue: another user may write to it, or it cannot be made.
     """
-    refuse_strange(folder)
+    refuse_strange_home(folder)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -110,10 +110,10 @@ def make_own_folder(folder: Path) -> None:
             f"cannot make {folder.absolute()}, where a run is kept until it is done: "
             f"{error.strerror}. Begin it in a folder that you may write to"
         ) from None
-    refuse_strange(folder)
+    refuse_strange_home(folder)
 
 
-def refuse_strange(folder: Path) -> None:
+def refuse_strange_home(folder: Path) -> None:
     """Raise if another user could have put a plan there: a plan names the code that is run.
 
     Raises:
@@ -146,7 +146,7 @@ def stored_runs() -> list[StoredRun]:
     found = []
     for folder in HOME.glob("*"):
         with suppress(InvalidValue, OSError, msgspec.DecodeError):
-            refuse_strange(folder)
+            refuse_strange_home(folder)
             path = folder / _PLAN
             plan = _read_plan(path)
             if plan.id == folder.name:
@@ -168,7 +168,7 @@ def load_plan(request_id: str, what: str = "resume", *, is_retry: bool = False) 
         return _last_stored_plan(is_retry=is_retry)
     folder = HOME / units.name(request_id, what)
     for each in (HOME, folder):
-        refuse_strange(each)
+        refuse_strange_home(each)
     try:
         plan = _read_plan(folder / _PLAN)
     except (OSError, msgspec.DecodeError):
@@ -196,7 +196,7 @@ def retry_command(run_id: str) -> str:
 
 
 def _last_stored_plan(*, is_retry: bool) -> Plan:
-    refuse_strange(HOME)
+    refuse_strange_home(HOME)
     if HOME.exists():
         with home_locked():
             stored = stored_runs()
@@ -221,7 +221,7 @@ def remove_expired(but: str = "") -> None:
     rests = [each.name for each in HOME.glob("*") if each.is_dir() and not (each / _PLAN).exists()]
     for run_id in (*expired, *rests):
         with suppress(InvalidValue, OSError):
-            refuse_strange(HOME / run_id)
+            refuse_strange_home(HOME / run_id)
             if lock := lock_run_folder(run_id):
                 with lock:
                     remove_run_folder(run_id)

@@ -82,31 +82,31 @@ class InPlace:
         failed = self._failed([part]).get(part, set())
         return [
             Gap(part, record, offset + at)
-            for record, at in _records_that_failed(
+            for record, at in _records_failed_in_place(
                 _PartInPlace(*codec.decode_result(result)), failed, make(), part
             )
         ]
 
     def fill(
         self, results: Mapping[str, bytes], make: MakeWriter, packing: str, size: int, head: int
-    ) -> "FilledOutput":
+    ) -> "OutputFilledInPlace":
         """Get ready to put results, by their fields, into the gaps of an output of that size."""
-        return FilledOutput(
+        return OutputFilledInPlace(
             self._gaps,
-            _merged_outcomes(results),
-            self._failed(_parts_of_results(results)),
+            _outcomes_merged_in_place(results),
+            self._failed(_parts_of_results_in_place(results)),
             make,
             packing,
             size,
             head,
         )
 
-    def prepare(self, filled: "FilledOutput") -> int:
+    def prepare(self, filled: "OutputFilledInPlace") -> int:
         """Write down the gaps that the filled output has. Return which file will count."""
         self._file.write(self.generation + 1, filled.gaps)
         return self.generation + 1
 
-    def filled(self, filled: "FilledOutput") -> None:
+    def filled(self, filled: "OutputFilledInPlace") -> None:
         """Go on with what ``prepare`` has written: the output is committed."""
         self.generation += 1
         self._keep(filled.gaps)
@@ -125,13 +125,13 @@ class InPlace:
         """Return the failed records of those parts that have any; 0 for the whole part."""
         texts = self._protocol.failures_of(self._id, parts)
         return {
-            part: _failed_records(text)
+            part: _failed_records_in_place(text)
             for part, text in zip(parts, texts, strict=True)
             if text is not None
         }
 
 
-class FilledOutput:
+class OutputFilledInPlace:
     """A copy of an output with results in their places, as it is written."""
 
     def __init__(
@@ -179,7 +179,7 @@ class FilledOutput:
         lines = writer.lines(codec.encode_result(found.items, found.endings), gap.part)
         if not self.header:
             self.header, self.head = writer.header, writer.head
-        missing = tuple(_records_that_failed(found, failed, self._writer(), gap.part))
+        missing = tuple(_records_failed_in_place(found, failed, self._writer(), gap.part))
         lead = self.head if writer.head else 0
         is_verbatim = len(found.items) == 1 and codec.is_verbatim(found.items[0])
         return Filling(lines, is_verbatim, tuple((n, at + lead) for n, at in missing))
@@ -192,7 +192,7 @@ class FilledOutput:
         return writer
 
 
-def _records_that_failed(
+def _records_failed_in_place(
     found: _PartInPlace, failed: set[int], writer: Writer, part: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the records that failed, and how many bytes of lines stand before each."""
@@ -205,10 +205,10 @@ def _records_that_failed(
         at += len(found.line(number, writer, part))
 
 
-def _merged_outcomes(results: Mapping[str, bytes]) -> dict[int, _PartInPlace]:
+def _outcomes_merged_in_place(results: Mapping[str, bytes]) -> dict[int, _PartInPlace]:
     """Return the outcome of each part. A later run has only the records that failed before."""
     merged: dict[int, _PartInPlace] = {}
-    for field in sorted(results, key=_run_of_part):
+    for field in sorted(results, key=_run_of_part_in_place):
         items, endings = codec.decode_result(results[field])
         if (before := merged.get(part_of_field(field))) and len(before.items) == len(items):
             pairs = zip(before.items, items, strict=True)
@@ -217,15 +217,15 @@ def _merged_outcomes(results: Mapping[str, bytes]) -> dict[int, _PartInPlace]:
     return merged
 
 
-def _run_of_part(field: str) -> int:
+def _run_of_part_in_place(field: str) -> int:
     return int(field.partition(".")[2] or 0)
 
 
-def _parts_of_results(results: Mapping[str, bytes]) -> list[int]:
+def _parts_of_results_in_place(results: Mapping[str, bytes]) -> list[int]:
     return sorted({part_of_field(field) for field in results})
 
 
-def _failed_records(text: bytes) -> set[int]:
+def _failed_records_in_place(text: bytes) -> set[int]:
     try:
         return {each.record for each in msgspec.json.decode(text, type=list[_Record])}
     except UNREADABLE:

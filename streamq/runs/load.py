@@ -40,7 +40,7 @@ from streamq.records.splitting import (
     Cursor,
     beginning_of_csv,
     input_as_one_part,
-    refuse_strange,
+    refuse_to_split_strange,
     split_by_steps,
     split_input,
 )
@@ -317,7 +317,7 @@ class Load:
                 "without --by-reference, or as a whole with --format file"
             )
         if not self._begins_at:
-            refuse_strange(source, spec)
+            refuse_to_split_strange(source, spec)
         start = self._start(source, file)
         self._is_unpacked = source.is_compressed or bool(spec.encoding)
         if self._begins_at:

@@ -30,7 +30,7 @@ from streamq.runs.same import code_file_and_digest
 from streamq.runs.upload import file_of_upload
 from streamq.settings import Settings
 from streamq.worker import program
-from streamq.worker.channel import check_capacity
+from streamq.worker.channel import check_capacity_of_pool
 from streamq.worker.flow_reader import read_flow_apart
 
 #: How long a run that is done with failures is kept by default; and its request, at least.
@@ -279,7 +279,7 @@ def capacity_options(processes: int, concurrency: int) -> Capacity:
     else:
         processes, slots = processes or cpus.usable_cpus(), concurrency or 1
         at_once = processes * slots
-    check_capacity(processes, slots)
+    check_capacity_of_pool(processes, slots)
     return Capacity(processes, slots, at_once)
 
 

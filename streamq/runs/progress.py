@@ -88,7 +88,7 @@ class ProgressMeter:
         total = self._total(status, found.optional_text("cursor"))
         finished: float = status.records.done + status.records.failed
         if stages:
-            finished = inputs_passed(stages, total or status.records.total)
+            finished = progress_through_inputs(stages, total or status.records.total)
         busy = self._pool.busy
         rate = self._speed.read(time.monotonic(), finished, is_busy=busy > 0)
         left = None if total is None else max(0.0, total - finished)
@@ -119,7 +119,7 @@ class ProgressMeter:
         return status.records.total * sum(self._sizes) / loaded
 
 
-def inputs_passed(stages: Sequence[StageStatus], total: float) -> float:
+def progress_through_inputs(stages: Sequence[StageStatus], total: float) -> float:
     """Return how many of a flow's inputs are through it, where each stage is an equal share.
 
     How many parts a later stage will have is not known before they are there. So of what a stage

@@ -24,14 +24,14 @@ from streamq.errors import (
 )
 from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.flow_status import status_of
+from streamq.queue.flow_status import status_of_request_or_flow
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
 from streamq.records.arrow import TABLE_FORMATS
 from streamq.records.belonging import OutputNote
 from streamq.records.output_kinds import Output
 from streamq.records.outputs import FileOutput
-from streamq.records.sizes import GrowingSize, most_by_rate
+from streamq.records.sizes import GrowingSize, most_size_by_rate
 from streamq.records.splitting import blank_lines_before_cursor
 from streamq.records.stream_output import StreamOutput
 from streamq.runs.collect import Collector
@@ -148,7 +148,7 @@ class Run:
             raise self._error
         request = Request(protocols[2], self._plan.id)
         found = protocols[2].inspect(self._plan.id)
-        status = status_of(protocols[2], found)
+        status = status_of_request_or_flow(protocols[2], found)
         self.blank_lines = blank_lines_before_cursor(found.optional_text("cursor"))
         if not self.is_complete:
             self.failures = request.errors()
@@ -280,12 +280,12 @@ class Run:
             lambda: pool.measured().get(policy.handler),
             plan.slots,
             min(policy.limit, plan.processes * plan.slots),
-            most_by_rate(policy.rate_ms),
+            most_size_by_rate(policy.rate_ms),
         )
 
     def _collect(self, protocol: Protocol, opened: threading.Event, *, force: bool) -> None:
         plan = self._plan
-        if not _await_opened_load(opened, self._is_stopping):
+        if not _await_opened_load_of_run(opened, self._is_stopping):
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
@@ -335,7 +335,7 @@ class Run:
         pool: Pool,
         watch: Callable[[Progress], object],
     ) -> None:
-        if not _await_opened_load(opened, self._is_stopping):
+        if not _await_opened_load_of_run(opened, self._is_stopping):
             return
         meter = ProgressMeter(protocol, self._plan, pool)
         has_told = False
@@ -386,7 +386,7 @@ class Run:
         return Pool(config, options, keeper, spawner=self._spawner)
 
 
-def carry_out(
+def carry_out_run(
     run: Run,
     folder: RunFolder,
     watch: Callable[[Progress], object],
@@ -424,7 +424,7 @@ def carry_out(
     return status
 
 
-def _await_opened_load(opened: threading.Event, stopping: threading.Event) -> bool:
+def _await_opened_load_of_run(opened: threading.Event, stopping: threading.Event) -> bool:
     while not opened.wait(0.05):
         if stopping.is_set():
             return False

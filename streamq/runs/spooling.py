@@ -39,14 +39,14 @@ def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
     can_spool = not plan.server and not plan.is_piped and plan.form in spool.FORMS
     if not can_spool or policy.flow or policy.key or spec.format not in _FORMATS or spec.encoding:
         return plan
-    if not all(map(_is_plain_local_input, spec.files)):
+    if not all(map(_is_input_to_spool, spec.files)):
         return plan
     spec = msgspec.structs.replace(spec, by_reference=True)
     policy = msgspec.structs.replace(policy, spec=spec)
     return msgspec.structs.replace(plan, policy=policy, spools=True)
 
 
-def _is_name_of_descriptor(name: str) -> bool:
+def _is_spooled_name_of_descriptor(name: str) -> bool:
     """Return whether a name means another file in each process, as /dev/stdin does."""
     path = Path(name)
     for _ in range(_MOST_LINKS):
@@ -59,9 +59,9 @@ def _is_name_of_descriptor(name: str) -> bool:
     return True
 
 
-def _is_plain_local_input(name: str) -> bool:
+def _is_input_to_spool(name: str) -> bool:
     """Return whether a file is a regular one with bytes that are read as they are."""
-    if name == STDIN or is_remote(name) or _is_name_of_descriptor(name):
+    if name == STDIN or is_remote(name) or _is_spooled_name_of_descriptor(name):
         return False
     try:
         state = os.stat(name)  # noqa: PTH116  names are no paths yet

@@ -10,7 +10,7 @@ from pathlib import Path
 from streamq.errors import InvalidValue
 from streamq.records.manifest import manifest_beside
 from streamq.records.outputs import OutputExists, errors_beside
-from streamq.records.remote import delete_object, is_object, is_web_url, locate_url, upload_file
+from streamq.records.remote import delete_object, is_object, is_web_url, locate_url, upload_object
 
 
 def file_of_upload(url: str) -> str:
@@ -50,9 +50,9 @@ def upload_output(output: Path, url: str, *, is_kept: bool, is_again: bool) -> N
     folder = url.rpartition("/")[0]
     for path in (errors_beside(output), manifest_beside(output)):
         if path.is_file():
-            upload_file(path, f"{folder}/{path.name}")
+            upload_object(path, f"{folder}/{path.name}")
         elif is_again:
             delete_object(f"{folder}/{path.name}")
-    upload_file(output, url)
+    upload_object(output, url)
     if not is_kept:
         output.unlink()

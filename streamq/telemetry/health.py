@@ -56,7 +56,7 @@ class HealthServer:
         Raises:
             SettingsError: this process cannot listen there.
         """
-        host, port = split_address(address)
+        host, port = split_health_address(address)
         try:
             self._server = _listen_for_health(host, port, subject)
         except OSError as error:
@@ -175,7 +175,7 @@ _HealthHandler._PAGES = {
 }
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_health_address(address: str) -> tuple[str, int]:
     """Return host and port of ``--health-port``; the host is "" if only a port is named.
 
     Raises:

@@ -105,14 +105,14 @@ METRICS: dict[str, Metric] = {
 }
 
 
-class Spread(msgspec.Struct, frozen=True):
+class MetricSpread(msgspec.Struct, frozen=True):
     """The value of a histogram: the count in each bucket, and the sum."""
 
     counts: Sequence[int]
     total: float
 
 
-class Stopwatch:
+class StopwatchMetric:
     """A histogram of durations, for one thread, with the buckets of ``BOUNDS_S``."""
 
     def __init__(self) -> None:
@@ -124,12 +124,12 @@ class Stopwatch:
         self._counts[bisect_left(BOUNDS_S, seconds)] += 1
         self._total += seconds
 
-    def spread(self) -> Spread:
+    def spread(self) -> MetricSpread:
         """Return all durations so far."""
-        return Spread(tuple(self._counts), self._total)
+        return MetricSpread(tuple(self._counts), self._total)
 
 
-Sample = tuple[Mapping[str, str], float | Spread]
+Sample = tuple[Mapping[str, str], float | MetricSpread]
 Samples = dict[str, list[Sample]]
 
 
@@ -144,8 +144,10 @@ def metrics_text(samples: Samples) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _sample_lines(name: str, labels: Mapping[str, str], value: float | Spread) -> Iterable[str]:
-    if not isinstance(value, Spread):
+def _sample_lines(
+    name: str, labels: Mapping[str, str], value: float | MetricSpread
+) -> Iterable[str]:
+    if not isinstance(value, MetricSpread):
         yield f"{name}{_labels_in_braces(labels)} {_sample_number(value)}"
         return
     so_far = 0

@@ -39,7 +39,7 @@ _MOST_UNSENT = 2**22
 _MOST_CHILDREN_UNSENT = 4_000
 
 
-class SlotLease:
+class BatchLease:
     """A lease that a slot works under: whose turn it is, how long it lasts, and what runs."""
 
     def __init__(self, slot: int, claimed: Claimed[Runner], handler: int) -> None:
@@ -93,7 +93,7 @@ class Batches:
         taker: Taker[Runner],
         *,
         is_alone: Callable[[int], bool],
-        ended: Callable[[SlotLease], None],
+        ended: Callable[[BatchLease], None],
     ) -> None:
         """``is_alone`` says of a slot whether nothing runs beside it; ``ended`` is given each lease
         that is over.
@@ -129,7 +129,7 @@ class Batches:
             if watch.is_stuck:
                 self._callers.submit(watch.keep_if_stuck)
 
-    def _look_on(self, lease: SlotLease) -> SlotWatch:
+    def _look_on(self, lease: BatchLease) -> SlotWatch:
         if lease.watch is None:
             lease.watch = SlotWatch(
                 self._table,
@@ -144,7 +144,7 @@ class Batches:
 
     # In the thread of a slot
 
-    def serve(self, lease: SlotLease, grant: Grant) -> None:
+    def serve(self, lease: BatchLease, grant: Grant) -> None:
         """Run batches of plain functions until the lease is over."""
         try:
             while grant.parts:
@@ -157,7 +157,7 @@ class Batches:
             self._watches.pop(lease.slot, None)
             self._ended(lease)
 
-    def _run_batch(self, lease: SlotLease, parts: list[Part]) -> int:
+    def _run_batch(self, lease: BatchLease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
         slot, table, run, held = lease.slot, self._table, lease.runner.run, lease.held
         clock, watch = time.monotonic, self._look_on(lease)
@@ -189,18 +189,18 @@ class Batches:
         table.counters.count(slot, lease.handler, counters.RESULT_BYTES, size)
         return self._next_most(lease, begun, len(took), len(parts))
 
-    def _finish(self, lease: SlotLease, most: int) -> Grant:
+    def _finish(self, lease: BatchLease, most: int) -> Grant:
         grant = lease.held.finish(most, is_alone=self._is_alone(lease.slot))
         if grant.parts:
             lease.handed(grant)
         return grant
 
-    def _release_quietly(self, lease: SlotLease) -> None:
+    def _release_quietly(self, lease: BatchLease) -> None:
         """End the lease if it stands: nobody works under it any more."""
         with suppress(Exception):
             lease.held.release()
 
-    def _fail_internally(self, lease: SlotLease, error: BaseException) -> None:
+    def _fail_internally(self, lease: BatchLease, error: BaseException) -> None:
         """Fail the current part for an error of streamq itself, lest it runs again at once."""
         held = lease.held
         text = "slot %d stumbled over a part of %s"
@@ -211,7 +211,7 @@ class Batches:
                 held.fail(held.part, PartNotDone("retry", 1_000, [failure], (0, -1)))
         self._release_quietly(lease)
 
-    def _may_start(self, lease: SlotLease, index: int, part: Part, now: float) -> bool:
+    def _may_start(self, lease: BatchLease, index: int, part: Part, now: float) -> bool:
         held = lease.held
         is_much = held.size > _MOST_UNSENT or held.handed > _MOST_CHILDREN_UNSENT
         if (index and (is_much or now > lease.stop_at)) or self.is_stopping:
@@ -227,7 +227,7 @@ class Batches:
             self._count_waits(lease, 1)
         return True
 
-    def _next_most(self, lease: SlotLease, begun: float, ran: int, given: int) -> int:
+    def _next_most(self, lease: BatchLease, begun: float, ran: int, given: int) -> int:
         now = time.monotonic()
         if not lease.is_single:
             self._count_waits(lease, ran)
@@ -240,13 +240,13 @@ class Batches:
             return 0
         return lease.pace.most(left_s)
 
-    def _count_waits(self, lease: SlotLease, begun: int) -> None:
+    def _count_waits(self, lease: BatchLease, begun: int) -> None:
         first = begun - lease.retried
         if first > 0:
             waited = (lease.waited_s,)
             self._table.counters.observe(lease.slot, lease.handler, counters.WAITED, waited, first)
 
-    def _context(self, lease: SlotLease, part: Part) -> Context:
+    def _context(self, lease: BatchLease, part: Part) -> Context:
         slot, table = lease.slot, self._table
         return Context(
             lease.held.request_id.partition("/")[0],
@@ -259,7 +259,7 @@ class Batches:
 
     # On the event loop
 
-    def serve_async(self, lease: SlotLease, grant: Grant) -> None:
+    def serve_async(self, lease: BatchLease, grant: Grant) -> None:
         """Run batches of coroutines until the lease is over; does not wait for that."""
         asyncio.run_coroutine_threadsafe(self._serve_async(lease, grant), self._event_loop())
 
@@ -279,7 +279,7 @@ class Batches:
             # hold.
             os._exit(1)
 
-    async def _serve_async(self, lease: SlotLease, grant: Grant) -> None:
+    async def _serve_async(self, lease: BatchLease, grant: Grant) -> None:
         loop = asyncio.get_running_loop()
         try:
             while grant.parts:
@@ -293,7 +293,7 @@ class Batches:
             self._watches.pop(lease.slot, None)
             self._ended(lease)
 
-    async def _run_batch_async(self, lease: SlotLease, parts: list[Part]) -> int:
+    async def _run_batch_async(self, lease: BatchLease, parts: list[Part]) -> int:
         loop, held, watch = asyncio.get_running_loop(), lease.held, self._look_on(lease)
         begun = time.monotonic()
         took: list[float] = []
@@ -318,7 +318,7 @@ class Batches:
         return self._next_most(lease, begun, len(took), len(parts))
 
     async def _run_async(
-        self, lease: SlotLease, part: Part, watch: SlotWatch
+        self, lease: BatchLease, part: Part, watch: SlotWatch
     ) -> PartDone | PartNotDone:
         context = self._context(lease, part) if lease.takes_context else None
         watch.begin_part()

@@ -20,7 +20,7 @@ MOST_SLOTS = 10_000
 MOST_SLOTS_IN_ALL = 50_000
 
 
-def check_capacity(processes: int, slots: int) -> None:
+def check_capacity_of_pool(processes: int, slots: int) -> None:
     """Raise InvalidValue for a pool of more slots than one parent can look after."""
     if processes * slots > MOST_SLOTS_IN_ALL:
         raise InvalidValue(

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from streamq.queue.told import Tally
+from streamq.queue.told import ToldTally
 from streamq.records.sizes import Measured
-from streamq.telemetry.metrics import BOUNDS_S, CLASSES, Samples, Spread
+from streamq.telemetry.metrics import BOUNDS_S, CLASSES, MetricSpread, Samples
 
 #: Up to 64 handlers are counted one by one. Of more than that, all but the first 63 share a row.
 MOST_HANDLERS = 64
@@ -124,10 +124,10 @@ def measured_records(row: Row | None, *, is_coroutine: bool, is_map: bool) -> Me
     return Measured(records, seconds, row[RESULT_BYTES], is_coroutine=is_coroutine, is_map=is_map)
 
 
-def tally_of_row(row: Row) -> Tally:
+def tally_of_row(row: Row) -> ToldTally:
     """Return what heartbeats tell of a handler's row."""
     classes, seconds = times_counted(row, RAN)
-    return Tally(row[DONE], row[FAILED], row[RETRIED], round(seconds, 3), list(classes))
+    return ToldTally(row[DONE], row[FAILED], row[RETRIED], round(seconds, 3), list(classes))
 
 
 def samples_of_work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:
@@ -148,7 +148,7 @@ def samples_of_work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str
     }
     for metric, what in _HISTOGRAMS.items():
         samples[metric] = [
-            ({"handler": name}, Spread(*times_counted(row, what)))
+            ({"handler": name}, MetricSpread(*times_counted(row, what)))
             for name, row in sorted(rows.items())
         ]
     return samples

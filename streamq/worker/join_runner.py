@@ -16,7 +16,7 @@ from streamq.flows.shape import Shape
 from streamq.flows.values import Failed
 from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.queue.held_lease import insist_until_answered
+from streamq.queue.held_lease import insist_for_lease
 from streamq.records import about
 from streamq.records.decoding import item_decoder, items_of_part
 from streamq.records.references import ReferenceReader
@@ -197,7 +197,7 @@ def _failure_of_child(field: bytes) -> Failure:
 
 def _ask_until_answered(ask: Callable[[], T]) -> T:
     """Ask the server until it answers: an outage is no failure of the part."""
-    return insist_until_answered(ask)
+    return insist_for_lease(ask)
 
 
 _RUNNERS: dict[str, type[StageRunner]] = {

@@ -19,7 +19,7 @@ BLOCK_BYTES = 2**16
 _FORMATS = ("lines", "jsonl", "csv")
 
 
-class Lines(NamedTuple):
+class LinesOfBlock(NamedTuple):
     """What the records of a block yielded: lines, of bytes or of text, each with a newline."""
 
     data: bytes
@@ -31,7 +31,7 @@ class Lines(NamedTuple):
         return [*lines.decode().split("\n")] if self.is_text else [*lines.split(b"\n")]
 
 
-def can_be_cut(payload: bytes, spec: Spec) -> bool:
+def can_be_cut_into_blocks(payload: bytes, spec: Spec) -> bool:
     """Return whether a part is large, and each newline in it ends a record."""
     if len(payload) <= BLOCK_BYTES or spec.format not in _FORMATS or payload[-1:] != b"\n":
         return False
@@ -54,7 +54,7 @@ class LineBlocks:
     """What the records of a part have yielded so far. The slot adds to it; any thread may ask."""
 
     def __init__(self) -> None:
-        self._blocks: list[Lines | list[Item]] = []
+        self._blocks: list[LinesOfBlock | list[Item]] = []
         #: How many records are in complete blocks.
         self.count = 0
         #: How many blocks are complete, and what the block at hand has yielded: set in one step.
@@ -69,7 +69,7 @@ class LineBlocks:
         """Note that the block at hand is complete, and begin the next."""
         items = self.block
         found = codec.items_joined_as_lines(items)
-        self._blocks.append(Lines(*found) if found else items)
+        self._blocks.append(LinesOfBlock(*found) if found else items)
         self.count += len(items)
         self._state = (len(self._blocks), [])
 
@@ -78,7 +78,7 @@ class LineBlocks:
         complete, items = self._state
         found: list[Item] = []
         for each in self._blocks[:complete]:
-            found += each.items() if isinstance(each, Lines) else each
+            found += each.items() if isinstance(each, LinesOfBlock) else each
         return found + items
 
     def outcomes(self, count: int) -> Outcomes:
@@ -90,7 +90,7 @@ class LineBlocks:
 
         Return None where not all of it is lines of one kind.
         """
-        found = [each for each in self._blocks if isinstance(each, Lines)]
+        found = [each for each in self._blocks if isinstance(each, LinesOfBlock)]
         kinds = {each.is_text for each in found}
         if len(found) < len(self._blocks) or len(kinds) != 1:
             return None

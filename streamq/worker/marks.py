@@ -12,7 +12,7 @@ import msgspec
 from streamq.model import Part
 
 
-class BegunRecords(msgspec.Struct, frozen=True):
+class MarkedRecords(msgspec.Struct, frozen=True):
     """Records that were begun and have no outcome, and how many workers died of just these."""
 
     start: int
@@ -32,13 +32,13 @@ class Late(msgspec.Struct, frozen=True):
     attempt: int
 
 
-def written_mark(part: Part, begun: BegunRecords) -> bytes:
+def written_mark(part: Part, begun: MarkedRecords) -> bytes:
     """Return the mark of records that are about to be run."""
     values = (part.run, part.crashes, begun.start, begun.stop, begun.deaths)
     return b"begun %d %d %d %d %d" % values
 
 
-def read_mark(part: Part) -> BegunRecords | Late | None:
+def read_mark(part: Part) -> MarkedRecords | Late | None:
     """Return what an earlier attempt of this run noted; None if it is nothing that we know."""
     word, *digits = part.mark.split() or [b""]
     try:
@@ -50,7 +50,7 @@ def read_mark(part: Part) -> BegunRecords | Late | None:
     if word == b"begun" and len(numbers) == 5:
         _, crashes, start, stop, deaths = numbers
         # If no worker was charged since, the attempt ended for another reason.
-        return BegunRecords(start, stop, deaths + (part.crashes > crashes))
+        return MarkedRecords(start, stop, deaths + (part.crashes > crashes))
     if word == b"late" and len(numbers) == 3:
         return Late(numbers[2] - 1, numbers[1])
     return None

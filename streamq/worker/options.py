@@ -16,7 +16,7 @@ from streamq.worker.channel import (
     MOST_SLOTS,
     PoolOptions,
     ProcessConfig,
-    check_capacity,
+    check_capacity_of_pool,
 )
 from streamq.worker.program import words_of_program
 from streamq.worker.webhooks import check_prefix
@@ -99,7 +99,7 @@ def describe_pool(
         InvalidValue: an option has no such value. The message has the name that ``named`` gives it.
     """
     units.whole(processes, named("processes"), 1, MOST_PROCESSES)
-    check_capacity(processes, concurrency)
+    check_capacity_of_pool(processes, concurrency)
     idle_ms = 0 if max_idle is None else units.duration_ms(max_idle, named("max_idle"))
     return PoolOptions(
         processes=processes,

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 
 from streamq.model import Part
 from streamq.worker import marks
-from streamq.worker.marks import BegunRecords, Late
+from streamq.worker.marks import Late, MarkedRecords
 
 #: The number of pieces in which records are run that may be deadly.
 PIECES = 16
 
 
-def most_deaths_of_part(records: int, poison: int) -> int:
+def most_deaths_of_piece(records: int, poison: int) -> int:
     """Return how many workers a part may cost before all that is left of it is given up."""
     factor, reach = 2, 1
     while reach < records:
@@ -38,11 +38,11 @@ class Pieces:
         self.late = mark if isinstance(mark, Late) and mark.index in left else None
         #: Whether the server is told of each piece before it is run.
         self.is_careful = part.crashes > 0 and count > 1
-        begun = mark if isinstance(mark, BegunRecords) and self.is_careful else None
+        begun = mark if isinstance(mark, MarkedRecords) and self.is_careful else None
         #: Records that are given up without being run, because workers died of them.
         self.deadly: list[int] = []
         #: Whether these are all that is left, because the part has cost too many workers.
-        self.is_hopeless = self.is_careful and part.crashes > most_deaths_of_part(
+        self.is_hopeless = self.is_careful and part.crashes > most_deaths_of_piece(
             part.records or count, part.poison
         )
         if self.is_hopeless:
@@ -52,7 +52,7 @@ class Pieces:
         given_up = {*self.deadly}
         self._pieces = self._cut([each for each in left if each not in given_up], begun)
 
-    def _cut(self, left: list[int], begun: BegunRecords | None) -> list[tuple[list[int], int]]:
+    def _cut(self, left: list[int], begun: MarkedRecords | None) -> list[tuple[list[int], int]]:
         """Return the pieces, each with how many workers died of it: those under suspicion first."""
         if not self.is_careful:
             if not self.late:
@@ -61,12 +61,12 @@ class Pieces:
             late = self.late.index
             return [([each for each in left if each != late], 0), ([late], 0)]
         if begun is None:
-            return _split_records(left, 0)
+            return _records_in_pieces(left, 0)
         suspects = [each for each in left if begun.start <= each < begun.stop]
         others = [each for each in left if not begun.start <= each < begun.stop]
-        return _split_records(suspects, begun.deaths if begun.is_single else 0) + _split_records(
-            others, 0
-        )
+        return _records_in_pieces(
+            suspects, begun.deaths if begun.is_single else 0
+        ) + _records_in_pieces(others, 0)
 
     def drop(self, index: int) -> None:
         """Leave out a record that was given up."""
@@ -81,13 +81,13 @@ class Pieces:
             mark = b"" if self.late and piece == [self.late.index] else None
             if self.is_careful and piece:
                 mark = marks.written_mark(
-                    self._part, BegunRecords(min(piece), max(piece) + 1, deaths)
+                    self._part, MarkedRecords(min(piece), max(piece) + 1, deaths)
                 )
             for index in piece:
                 yield index, mark
                 mark = None
 
 
-def _split_records(records: list[int], deaths: int) -> list[tuple[list[int], int]]:
+def _records_in_pieces(records: list[int], deaths: int) -> list[tuple[list[int], int]]:
     size = -(-len(records) // PIECES)
     return [(records[at : at + size], deaths) for at in range(0, len(records), size or 1)]

@@ -6,8 +6,8 @@ its counts to those of the processes before it, so no figure of the pool ever go
 
 import threading
 
-from streamq.queue.fleet import HandlerPace
-from streamq.queue.told import Span, Tally
+from streamq.queue.fleet import FleetPace
+from streamq.queue.told import ToldSpan, ToldTally
 from streamq.records.sizes import Measured, RecordPace
 from streamq.worker import counters
 from streamq.worker.process_handle import ProcessHandle
@@ -61,13 +61,13 @@ class PoolWork:
             for name in ready.names
         }
 
-    def paces(self) -> dict[str, HandlerPace]:
+    def paces(self) -> dict[str, FleetPace]:
         """Return how long the records of each handler took lately, for its first 64 handlers."""
         found = {}
         for name, measured in list(self.measured().items())[:MOST_PACES]:
             pace = self._paces.setdefault(name, RecordPace())
             pace.observe(measured)
-            found[name] = HandlerPace(
+            found[name] = FleetPace(
                 record_s=pace.record_s,
                 record_bytes=pace.record_bytes,
                 records=pace.records,
@@ -78,11 +78,11 @@ class PoolWork:
             )
         return found
 
-    def tallies(self) -> dict[str, Tally]:
+    def tallies(self) -> dict[str, ToldTally]:
         """Return what was done for each handler that did anything."""
         return {name: counters.tally_of_row(row) for name, row in self.rows().items() if any(row)}
 
-    def spans(self, most: int) -> tuple[list[Span], int]:
+    def spans(self, most: int) -> tuple[list[ToldSpan], int]:
         """Return leases that have ended since the last call; and how many more there were."""
         with self._counting:  # the memory of a process is there until it is forgotten
             tables = [(each.pid, each.table.spans, each.table.slots) for each in self._handles]

@@ -22,12 +22,12 @@ from streamq.model import Spec
 from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Token, Tokens
-from streamq.queue.held_lease import report_outage
+from streamq.queue.held_lease import report_outage_under_lease
 from streamq.queue.outages import Outage
 from streamq.queue.taker import KNOWN_REQUESTS, Host, Invitation, Taker
 from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
-from streamq.worker.batches import Batches, SlotLease
+from streamq.worker.batches import Batches, BatchLease
 from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt
 from streamq.worker.join_runner import make_runner
 from streamq.worker.runner import Runner
@@ -99,7 +99,7 @@ class WorkerProcess:
         """Take and run until told to stop, then wait for what runs."""
         Thread(target=self._obey, name="control", daemon=True).start()
         Thread(target=self._tick, name="clock", daemon=True).start()
-        outage = Outage(report_outage)
+        outage = Outage(report_outage_under_lease)
         while not self._is_stopping:
             slot = self._await_slot()
             if slot is None:
@@ -121,7 +121,7 @@ class WorkerProcess:
         self._await_all_free()
         self._say_idle(force=True)
 
-    def _take(self, slot: int) -> tuple[SlotLease, Grant] | None:
+    def _take(self, slot: int) -> tuple[BatchLease, Grant] | None:
         """Wait for a token, and claim parts for the slot. Returns None if there are none."""
         self._taking_since = time.monotonic()
         try:
@@ -135,7 +135,7 @@ class WorkerProcess:
             return None
         return self._claim(slot, invitation)
 
-    def _claim(self, slot: int, invitation: Invitation) -> tuple[SlotLease, Grant] | None:
+    def _claim(self, slot: int, invitation: Invitation) -> tuple[BatchLease, Grant] | None:
         claimed = self._taker.claim(invitation, self._books[slot])
         if claimed is None:
             return None
@@ -147,7 +147,7 @@ class WorkerProcess:
         # Before the batch is dealt: from then on the parent looks after its parts.
         self._table.describe(slot, grant.handler, timeout_ms=timeout_ms, is_async=is_async)
         lease.begin(grant)
-        return SlotLease(slot, claimed, self._handlers[grant.handler]), grant
+        return BatchLease(slot, claimed, self._handlers[grant.handler]), grant
 
     def _go_on(self, before: SlotLease, token: Token) -> bool:
         """Run parts of the next stage of a flow in the slot. Returns whether there were any.
@@ -216,7 +216,7 @@ class WorkerProcess:
     def _is_alone(self, slot: int) -> bool:
         return self._config.slots == 1 or self._exclusive == slot
 
-    def _make_room(self, lease: SlotLease, number: int) -> bool:
+    def _make_room(self, lease: BatchLease, number: int) -> bool:
         """Wait for a quantum until nothing runs beside a part that is to run alone.
 
         Where other slots are never free at once, the wait is longer and longer: a twentieth of the
@@ -240,7 +240,7 @@ class WorkerProcess:
         self._taker.leave_to_others(request_id, alone_s)
         return False
 
-    def _begin(self, lease: SlotLease, grant: Grant) -> None:
+    def _begin(self, lease: BatchLease, grant: Grant) -> None:
         # A suspect part may kill this process. If nothing runs beside it, it is clear which part
         # did.
         if _is_suspect(grant) and not self._make_room(lease, grant.parts[0].number):
@@ -254,14 +254,14 @@ class WorkerProcess:
         else:
             self._threads.submit(self._batches.serve, lease, grant)
 
-    def _end(self, lease: SlotLease) -> None:
+    def _end(self, lease: BatchLease) -> None:
         lease.held.drop()
         self._idle_since = time.monotonic()
         try:
             if lease.held.follow and self._go_on(lease, lease.held.follow):
                 return
         except (ServerError, Damaged) as error:
-            report_outage(error)
+            report_outage_under_lease(error)
         self._give_slot(lease.slot)
         self._say_idle()
 

@@ -27,7 +27,7 @@ from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes, yielding
 from streamq.worker.calling import Timeout, error_that_ends_one_part, telling_the_watch
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
-from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
+from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut_into_blocks
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
 from streamq.worker.record_by_record import RecordByRecord
 from streamq.worker.tracebacks import text_that_can_be_encoded
@@ -97,7 +97,7 @@ class Runner(Verdicts):
         items: list[Item] = []
         if self.timeout_ms and self.handler.is_map:
             call = telling_the_watch(call, items, watch)
-        elif self.handler.is_map and can_be_cut(part.payload, self._spec):
+        elif self.handler.is_map and can_be_cut_into_blocks(part.payload, self._spec):
             return self._run_in_blocks(call, part, watch)
         if plain := self._plain_values(part, part.payload):
             values, letter = plain

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from streamq.model import Part
 from streamq.queue.outcomes import GIVEN_UP, PartNotDone
-from streamq.queue.told import Span, slot_of_span
+from streamq.queue.told import ToldSpan, slot_of_told_span
 from streamq.worker import counters
 from streamq.worker.slot_table import SlotTable
 
@@ -29,7 +29,7 @@ class SlotBook:
         """Write the holder down before its claim is sent."""
         self._table.hold(self._slot, holder, request_id)
         self._since_ms = int(time.time() * 1e3)
-        self._label, self._request = slot_of_span(holder)[1], request_id
+        self._label, self._request = slot_of_told_span(holder)[1], request_id
         self._done = self._failed = self._retried = 0
 
     def deal(self, numbers: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class SlotBook:
         if self._done or self._failed or self._retried:
             now_ms = int(time.time() * 1e3)
             counts = (self._done, self._failed, self._retried)
-            span = Span(self._label, self._since_ms, now_ms, self._request, *counts)
+            span = ToldSpan(self._label, self._since_ms, now_ms, self._request, *counts)
             self._table.spans.add(self._slot, span)
             self._done = self._failed = self._retried = 0
         self._table.drop(self._slot)

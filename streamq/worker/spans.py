@@ -8,7 +8,7 @@ that takes. The parent reads the rings only while somebody looks at the timeline
 import struct
 from collections.abc import Iterable
 
-from streamq.queue.told import Span
+from streamq.queue.told import ToldSpan
 
 #: How many spans of a slot are kept.
 MOST_SPANS = 32
@@ -25,7 +25,7 @@ class Spans:
         self._words = words
         self._bytes = words.cast("B")
 
-    def add(self, slot: int, span: Span) -> None:
+    def add(self, slot: int, span: ToldSpan) -> None:
         """Write down a lease that is over. Only the slot itself may."""
         at = slot * WORDS
         number = self._words[at]
@@ -44,7 +44,7 @@ class Spans:
         )
         self._words[at] = number + 1
 
-    def after(self, slot: int, seen: int) -> tuple[int, list[Span]]:
+    def after(self, slot: int, seen: int) -> tuple[int, list[ToldSpan]]:
         """Return how many spans the slot has written, and those after the first ``seen``."""
         at = slot * WORDS
         written = self._words[at]
@@ -59,11 +59,11 @@ class Spans:
         self._bytes.release()
         self._words.release()
 
-    def _read(self, slot: int, number: int) -> Span:
+    def _read(self, slot: int, number: int) -> ToldSpan:
         found = _SPAN.unpack_from(self._bytes, self._place(slot, number))
         from_ms, to_ms, done, failed, retried, stage, label, request = found
         place = request.rstrip(b"\0").decode("ascii", "replace")
-        return Span(
+        return ToldSpan(
             slot=label.rstrip(b"\0").decode("ascii", "replace"),
             from_ms=from_ms,
             to_ms=to_ms,
@@ -87,12 +87,12 @@ class SpanReader:
 
     def read(
         self, processes: Iterable[tuple[int, Spans, int]], most: int
-    ) -> tuple[list[Span], int]:
+    ) -> tuple[list[ToldSpan], int]:
         """Return the latest of the new spans, so many at most, and how many are left out.
 
         ``processes``: the id of each process, its spans, and how many slots it has.
         """
-        found: list[Span] = []
+        found: list[ToldSpan] = []
         seen: dict[tuple[int, int], int] = {}
         for pid, spans, slots in processes:
             for slot in range(slots):

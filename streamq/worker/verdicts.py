@@ -13,7 +13,7 @@ from streamq.app import Abandon, Handler, Retry, Snooze
 from streamq.errors import RecordError
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.protocol.replies import FailKind
-from streamq.queue.outcomes import PartDone, PartNotDone, failure_of_time_limit
+from streamq.queue.outcomes import PartDone, PartNotDone, outcome_at_time_limit
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -53,7 +53,7 @@ class Verdicts:
         self._request_id = request_id
         self._complaints = Complaints()
         #: How the attempts at parts of the request went lately, for the pauses before others.
-        self.troubles = backoff.Troubles()
+        self.troubles = backoff.BackoffTroubles()
         self._has_said_large = False
 
     def done(
@@ -149,7 +149,7 @@ class Verdicts:
 
     def time_out(self, part: Part) -> PartNotDone:
         """Return what becomes of a part that took too long."""
-        failure = failure_of_time_limit(part.number, part.attempt, self.timeout_ms)
+        failure = outcome_at_time_limit(part.number, part.attempt, self.timeout_ms)
         return self.put_off(part, [failure], None)
 
     def is_final(self, error: BaseException, part: Part) -> bool:
@@ -190,7 +190,7 @@ class Verdicts:
 
     def place(self, part: Part, index: int) -> dict[str, Any]:
         """Return file and line of a record, or of all of a part that is handled as a whole."""
-        place = about.Place.of(part.about, self._spec)
+        place = about.AboutPlace.of(part.about, self._spec)
         if place is None:
             return {}
         if self.handler.is_map or place.records <= 1:

@@ -8,7 +8,7 @@ import pytest
 from streamq import Client, Protocol
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Tokens
-from streamq.queue.listing import find_requests
+from streamq.queue.listing import list_requests
 from tests.cli.common import ALL_KINDS, STATUS, rows
 from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.command import Streamq
@@ -184,9 +184,9 @@ def test_a_search_is_bounded_and_says_where_it_stopped(
     for number in range(7):
         client.submit([b"1"], handler=HANDLER, id=f"{request_id}-{number}", queue=queue)
 
-    cut = find_requests(protocol, queue, lambda _: True, ended=True, most=3)
-    whole = find_requests(protocol, queue, lambda _: True, ended=True, most=None)
-    none = find_requests(protocol, queue, lambda each: each.handler == "x", ended=True, most=3)
+    cut = list_requests(protocol, queue, lambda _: True, ended=True, most=3)
+    whole = list_requests(protocol, queue, lambda _: True, ended=True, most=None)
+    none = list_requests(protocol, queue, lambda each: each.handler == "x", ended=True, most=3)
 
     assert (len(cut.requests), cut.looked, cut.total) == (3, 3, 7)
     assert (len(whole.requests), whole.looked, whole.total) == (7, 7, 7)

@@ -299,9 +299,9 @@ def test_timeline_tells_who_serves_what(client: Client, protocol: Protocol, queu
 
 def test_payload_is_cut(client: Client, protocol: Protocol, queue: str) -> None:
     request = client.submit([b"x" * 9_000], handler="h", queue=queue)
-    _, text, size = glances.payload_of_part(protocol, request.id, 1, 4_096)
+    _, text, size = glances.glance_at_payload(protocol, request.id, 1, 4_096)
     assert (len(text), size) == (4_096, 9_000)
-    assert glances.payload_of_part(protocol, request.id, 2, 10)[2] == -1
+    assert glances.glance_at_payload(protocol, request.id, 2, 10)[2] == -1
 
 
 def test_only_chosen_parts_run_again(client: Client, protocol: Protocol, queue: str) -> None:

@@ -175,7 +175,10 @@ class Farm:
 
     def let_go(self, request: Request) -> None:
         """Invite the pool to a request, whatever became of it."""
-        keys, queue = RequestKeys(request.id), QueueKeys(self.queue, to=token_list_of("echo", 1))
+        keys, queue = (
+            RequestKeys(request.id),
+            QueueKeys(self.queue, to=token_list_of("echo", 1)),
+        )
         with suppress(Exception):
             if self.redis.hget(keys.meta, "hold_ms") != b"junk":
                 self.redis.hset(keys.meta, "hold_ms", 0)

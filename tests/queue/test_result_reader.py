@@ -6,11 +6,11 @@ import pytest
 
 from streamq import Client, Protocol, State
 from streamq.model import Part
-from streamq.queue.results import Marks, ResultReader
+from streamq.queue.results import ResultMarks, ResultReader
 from tests.support.simulated import Worker
 
 
-def ranges(marks: Marks) -> list[tuple[int, int]]:
+def ranges(marks: ResultMarks) -> list[tuple[int, int]]:
     """All ranges of marked numbers."""
     found: list[tuple[int, int]] = []
     while each := marks.next_range(found[-1][1] if found else 1):
@@ -34,7 +34,7 @@ def ranges(marks: Marks) -> list[tuple[int, int]]:
 def test_ranges_that_touch_are_one(
     added: list[tuple[int, int]], wanted: list[tuple[int, int]]
 ) -> None:
-    marks = Marks()
+    marks = ResultMarks()
     for first, end in added:
         marks.add(first, end)
 
@@ -45,7 +45,7 @@ def test_ranges_that_touch_are_one(
 def test_memory_is_a_byte_for_each_part_however_many_gaps_there_are() -> None:
     tracemalloc.start()
     try:
-        marks = Marks()
+        marks = ResultMarks()
         for number in range(1, 1_000_000, 2):
             marks.add(number, number + 1)
         taken, _ = tracemalloc.get_traced_memory()

@@ -12,7 +12,7 @@ import pytest
 from streamq.app import App
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
-from streamq.records.about import Place
+from streamq.records.about import AboutPlace
 from streamq.records.decoding import (
     decoder_for,
     is_blank_record,
@@ -67,7 +67,7 @@ def ours(path: Path, encoding: str, size: PartSize, steps: int) -> list[Row]:
         for chunk in chunks:
             for payload, about in zip(chunk.payloads, chunk.abouts, strict=True):
                 part = Part(1, payload, about)
-                place = Place.of(about, spec)
+                place = AboutPlace.of(about, spec)
                 assert place
                 found = records_in(part, spec)
                 kept = [

@@ -13,7 +13,7 @@ from streamq.errors import InvalidValue
 from streamq.model import Spec
 from streamq.records import remote
 from streamq.records.references import Reference, ReferenceReader
-from streamq.records.remote import RemoteChanged, RemoteFile, locate_url, read_range
+from streamq.records.remote import RemoteChanged, RemoteFile, locate_url, read_range_of_object
 from tests.support.web import serve
 
 SECRET = b"a secret"
@@ -248,10 +248,10 @@ def test_object_replaced_between_the_look_and_the_read_is_told_as_changed(
 
         monkeypatch.setattr(remote, "head_of_object", swapping)
         with suppress(RemoteChanged):
-            assert read_range(url, 6, 7, then) == b"content"
+            assert read_range_of_object(url, 6, 7, then) == b"content"
         files["a.txt"] = after
         with pytest.raises(RemoteChanged):
-            read_range(url, 6, 7, then)
+            read_range_of_object(url, 6, 7, then)
         files["a.txt"] = b"first content"
         with pytest.raises(RemoteChanged, match="has changed"):
             RemoteFile(url).read(100)
@@ -262,10 +262,10 @@ def test_empty_range_is_of_the_same_object_too() -> None:
     files = {"a.txt": b"content"}
     with serve(files) as web:
         then = remote.head_of_object(f"{web}/a.txt")
-        assert read_range(f"{web}/a.txt", 3, 0, then) == b""
+        assert read_range_of_object(f"{web}/a.txt", 3, 0, then) == b""
         files["a.txt"] = b"another"
         with pytest.raises(RemoteChanged):
-            read_range(f"{web}/a.txt", 3, 0, then)
+            read_range_of_object(f"{web}/a.txt", 3, 0, then)
 
 
 def test_reference_to_more_than_a_file_has_takes_no_more_memory_than_the_file(

@@ -18,7 +18,7 @@ from streamq.records.sizes import (
     PartSize,
     RecordPace,
     Step,
-    records_for,
+    records_for_size,
 )
 from streamq.records.splitting import Chunk, Cursor, split_by_steps
 
@@ -160,7 +160,7 @@ class TestCoroutines:
 
     @pytest.mark.parametrize(("slots", "records"), [(1, 1), (4, 1), (5, 50), (100, 50)])
     def test_process_must_keep_up_with_parts_of_one_record(self, slots: int, records: int) -> None:
-        assert records_for(0.005 - 1e-9, is_coroutine=True, slots=slots) == records
+        assert records_for_size(0.005 - 1e-9, is_coroutine=True, slots=slots) == records
 
 
 def test_pace_is_unknown_at_first_and_only_what_is_new_counts() -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from streamq.model import Spec
-from streamq.records.about import Place
+from streamq.records.about import AboutPlace
 from streamq.records.boundaries import blank_lines, fields_of_csv_row, records_between_boundaries
 from streamq.records.decoding import is_blank_record
 from streamq.records.inputs import BadInput, open_input
@@ -148,8 +148,8 @@ def test_lines_are_counted_beside_records_where_some_are_blank(file: Path) -> No
 
     abouts = [about for chunk in chunks for about in chunk.abouts]
     assert (abouts, sum(chunk.records for chunk in chunks)) == ([b"2 0 1 3", b"2 0 4"], 4)
-    places = [Place.of(about, Spec(files=("in",))) for about in abouts]
-    assert places == [Place("in", 1, 3, 2), Place("in", 4, 5, 2)]
+    places = [AboutPlace.of(about, Spec(files=("in",))) for about in abouts]
+    assert places == [AboutPlace("in", 1, 3, 2), AboutPlace("in", 4, 5, 2)]
 
 
 def test_empty_file_has_no_piece(file: Path) -> None:

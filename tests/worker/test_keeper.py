@@ -17,7 +17,7 @@ from streamq.protocol.replies import Beaten, Outcome, Tokens
 from streamq.queue import lease_keeper
 from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.lease_keeper import LeaseKeeper, most_between_beats_ms
-from streamq.queue.outages import Availability, Outages
+from streamq.queue.outages import OutageLog, Outages
 from streamq.queue.renewals import Holding, Renewals, _renewal_batches
 from streamq.queue.rounds import Rounds
 from tests.conftest import ONE_KIND
@@ -532,7 +532,7 @@ class TestLooking:
 
 class TestRounds:
     def rounds(self, *chores: Callable[[], float | None], every_s: float = 60.0) -> Rounds:
-        return Rounds("r", [(chore, every_s) for chore in chores], Availability())
+        return Rounds("r", [(chore, every_s) for chore in chores], OutageLog())
 
     def test_chore_is_done_again_when_it_says_or_when_it_is_due(self) -> None:
         said = iter((5.0, 120.0, None, 0.0))
@@ -671,7 +671,7 @@ class TestRounds:
 
 class TestWord:
     def test_server_is_up_when_everybody_was_answered(self) -> None:
-        word = Availability()
+        word = OutageLog()
         assert not word.is_server_up, "nobody has asked it"
         word.worked("a")
         assert word.is_server_up
@@ -692,7 +692,7 @@ class TestWord:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
-        word = Availability()
+        word = OutageLog()
         for who in ("a", "b", "a"):
             word.failed(who, ServerBusy("no"))
         for who in ("a", "b", "b"):
@@ -709,16 +709,14 @@ class TestRenewals:
     @pytest.fixture
     def renewals(self, driver: RequestByHand) -> Iterator[Renewals]:
         renewals = Renewals(
-            driver.protocol, lambda: driver.protocol, LEASE_MS, Outages(), Availability()
+            driver.protocol, lambda: driver.protocol, LEASE_MS, Outages(), OutageLog()
         )
         yield renewals
         renewals.stop()
 
     def test_leases_are_renewed_often_enough(self, driver: RequestByHand) -> None:
         paces = [
-            Renewals(
-                driver.protocol, lambda: driver.protocol, ms, Outages(), Availability()
-            )._every_s
+            Renewals(driver.protocol, lambda: driver.protocol, ms, Outages(), OutageLog())._every_s
             for ms in (400, 2_000, 60_000)
         ]
         assert paces == [0.1, 0.5, 1.0]

@@ -18,7 +18,7 @@ from streamq.records.references import Reference, ReferenceReader
 from streamq.records.spool import SpoolWriter, spooled_of
 from streamq.records.writer import Writer
 from streamq.worker import line_blocks
-from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
+from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut_into_blocks
 from streamq.worker.part_watch import PartWatch
 from streamq.worker.runner import Runner
 
@@ -166,14 +166,14 @@ def test_objects_are_decoded_at_once_only_if_each_line_is_one(payload: bytes) ->
 
 def test_only_lines_that_are_records_are_cut() -> None:
     large = lines(20_000)
-    assert can_be_cut(large, LINES)
-    assert can_be_cut(large, CSV)
-    assert not can_be_cut(large[:-1], LINES)
-    assert not can_be_cut(large + b"a\r\n", LINES)
-    assert not can_be_cut(large + b'"a\nb"\n', CSV)
-    assert can_be_cut(large + b'"a\nb"\n', LINES)
-    assert not can_be_cut(large, Spec(format="file"))
-    assert not can_be_cut(lines(10), LINES)
+    assert can_be_cut_into_blocks(large, LINES)
+    assert can_be_cut_into_blocks(large, CSV)
+    assert not can_be_cut_into_blocks(large[:-1], LINES)
+    assert not can_be_cut_into_blocks(large + b"a\r\n", LINES)
+    assert not can_be_cut_into_blocks(large + b'"a\nb"\n', CSV)
+    assert can_be_cut_into_blocks(large + b'"a\nb"\n', LINES)
+    assert not can_be_cut_into_blocks(large, Spec(format="file"))
+    assert not can_be_cut_into_blocks(lines(10), LINES)
 
 
 def test_blocks_are_all_of_the_part_and_end_with_lines() -> None:

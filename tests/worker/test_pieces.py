@@ -6,8 +6,8 @@ import pytest
 
 from streamq.model import Part
 from streamq.worker import marks
-from streamq.worker.marks import BegunRecords, Late
-from streamq.worker.pieces import Pieces, most_deaths_of_part
+from streamq.worker.marks import Late, MarkedRecords
+from streamq.worker.pieces import Pieces, most_deaths_of_piece
 
 
 class Story:
@@ -70,8 +70,8 @@ def test_part_full_of_deadly_records_costs_a_bounded_number_of_workers(
     story = Story(count, set(range(count)), poison)
 
     assert story.given_up == set(range(count))
-    assert story.part.crashes <= most_deaths_of_part(count, poison) + 1
-    assert most_deaths_of_part(count, poison) == poison * (2 + levels(count))
+    assert story.part.crashes <= most_deaths_of_piece(count, poison) + 1
+    assert most_deaths_of_piece(count, poison) == poison * (2 + levels(count))
 
 
 def test_two_deadly_records_are_both_found() -> None:
@@ -89,7 +89,7 @@ def test_part_of_one_record_is_no_business_of_workers() -> None:
 
 def test_end_of_an_attempt_without_a_death_is_not_counted() -> None:
     part = Part(1, b"", b"9", crashes=1, poison=1)
-    part.mark = marks.written_mark(part, BegunRecords(4, 5, 0))
+    part.mark = marks.written_mark(part, MarkedRecords(4, 5, 0))
     assert Pieces(part, list(range(9)), 9).deadly == [], "nobody died since"
 
     part.crashes += 1
@@ -120,8 +120,8 @@ def test_record_that_took_too_long_is_run_after_the_others() -> None:
 
 def test_record_of_a_piece_that_killed_a_worker_has_killed_none_by_itself() -> None:
     part = Part(1, b"", b"4", crashes=2, poison=3)
-    part.mark = marks.written_mark(Part(1, b"", b"4", crashes=1, poison=3), BegunRecords(0, 2, 0))
+    part.mark = marks.written_mark(Part(1, b"", b"4", crashes=1, poison=3), MarkedRecords(0, 2, 0))
 
     told = [mark for _, mark in Pieces(part, [0, 1, 2, 3], 4) if mark]
 
-    assert told[0] == marks.written_mark(part, BegunRecords(0, 1, 0))
+    assert told[0] == marks.written_mark(part, MarkedRecords(0, 1, 0))

@@ -23,7 +23,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.protocol.scripts import Scripts
 from streamq.queue.lease_keeper import LeaseKeeper, _name_of_worker
-from streamq.queue.outages import Availability, Outages
+from streamq.queue.outages import OutageLog, Outages
 from streamq.queue.renewals import MOST_CALLS, Holding, Renewals
 from streamq.queue.rounds import Rounds
 from streamq.servers.local import LocalServer
@@ -229,7 +229,7 @@ class TestRounds:
             raise Damaged("broken")
 
         rounds = Rounds(
-            "r", [(fails, 1.0), (damaged, 1.0), (lambda: done.append("last"), 1.0)], Availability()
+            "r", [(fails, 1.0), (damaged, 1.0), (lambda: done.append("last"), 1.0)], OutageLog()
         )
 
         with pytest.raises(ServerBusy):
@@ -270,7 +270,7 @@ def far() -> Iterator[tuple[Proxy, Protocol]]:
 
 class TestRenewals:
     def renewals(self, protocol: Protocol) -> Renewals:
-        return Renewals(protocol, lambda: protocol, 20_000, Outages(), Availability())
+        return Renewals(protocol, lambda: protocol, 20_000, Outages(), OutageLog())
 
     def test_request_that_cannot_be_renewed_does_not_cost_the_others(
         self, protocol: Protocol, queue: str, request_id: str, monkeypatch: pytest.MonkeyPatch
@@ -394,7 +394,7 @@ class TestRenewals:
             f"{queue}-{n}": {"h": 1} for n in range(3 * MOST_CALLS)
         }
         hasty = protocol.hasty(0.5)
-        outages, word = Outages(), Availability()
+        outages, word = Outages(), OutageLog()
         renewals = Renewals(protocol, lambda: hasty, 20_000, outages, word)
         proxy.open_hole()
 

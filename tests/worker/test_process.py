@@ -18,7 +18,7 @@ from streamq.protocol.replies import Grant, Token
 from streamq.queue.held_lease import HeldLease
 from streamq.queue.pace import MOST_PARTS, Pace
 from streamq.queue.taker import Claimed, Invitation, KnownRequest
-from streamq.worker.batches import SlotLease
+from streamq.worker.batches import BatchLease
 from streamq.worker.channel import Channel
 from streamq.worker.process import WorkerProcess
 from streamq.worker.slot_table import SlotTable
@@ -41,13 +41,13 @@ class Bench:
         self._channel = Channel(ours)
         self.process = WorkerProcess(config_of(url, queue), self.app, self.table, self._channel)
 
-    def lease(self, driver: RequestByHand, holder: str, grant: Grant) -> SlotLease:
+    def lease(self, driver: RequestByHand, holder: str, grant: Grant) -> BatchLease:
         runner = self.process._make_runner(HANDLER, grant.spec)
         known = KnownRequest(grant.created_ms, Pace(0.05), runner)
         self.table.hold(0, holder, driver.id)
         held = HeldLease(self.process._taker, self.process._books[0], holder, driver.id)
         held.handler, held.created_ms = HANDLER, grant.created_ms
-        return SlotLease(0, Claimed(held, grant, known), 0)
+        return BatchLease(0, Claimed(held, grant, known), 0)
 
     def close(self) -> None:
         self.process._protocol.connection.close()

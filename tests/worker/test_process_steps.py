@@ -24,7 +24,7 @@ from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.queue.pace import Pace
 from streamq.queue.taker import Claimed, Invitation, KnownRequest
 from streamq.worker import batches, counters, process
-from streamq.worker.batches import SlotLease
+from streamq.worker.batches import BatchLease
 from streamq.worker.channel import Channel, Command, IdleFor, VisitAt
 from streamq.worker.process import WorkerProcess
 from streamq.worker.slot_table import SlotState, SlotTable
@@ -73,7 +73,7 @@ class Desk:
 
     def lease(
         self, driver: RequestByHand, holder: str, grant: Grant, slot: int = 0, name: str = HANDLER
-    ) -> SlotLease:
+    ) -> BatchLease:
         """A lease of which a batch has just come."""
         number = list(self.app.handlers).index(name)
         runner = self.process._make_runner(name, grant.spec)
@@ -82,7 +82,7 @@ class Desk:
         held = HeldLease(self.process._taker, self.process._books[slot], holder, driver.id)
         held.handler, held.created_ms = name, grant.created_ms
         self.table.deal(slot, [part.number for part in grant.parts])
-        lease = SlotLease(slot, Claimed(held, grant, known), number)
+        lease = BatchLease(slot, Claimed(held, grant, known), number)
         if slot in self.process._free:
             self.process._free.remove(slot)
         return lease
@@ -122,10 +122,10 @@ def desk(desks: Callable[..., Desk]) -> Desk:
 
 
 @pytest.fixture
-def claimed(desk: Desk, driver: RequestByHand) -> Callable[..., tuple[SlotLease, Grant]]:
+def claimed(desk: Desk, driver: RequestByHand) -> Callable[..., tuple[BatchLease, Grant]]:
     """A lease of so many parts of a request, more of which wait."""
 
-    def claim(most: int = 3, of: int = 10, **changes: Any) -> tuple[SlotLease, Grant]:
+    def claim(most: int = 3, of: int = 10, **changes: Any) -> tuple[BatchLease, Grant]:
         driver.load(of, **changes)
         holder, grant = driver.claim(most)
         driver.set_meta(out=0)  # whoever was invited has come
@@ -172,7 +172,7 @@ class TestLease:
 
 
 class TestMayStart:
-    def may_start(self, desk: Desk, lease: SlotLease, index: int, now: float) -> bool:
+    def may_start(self, desk: Desk, lease: BatchLease, index: int, now: float) -> bool:
         part = Part(index + 1, b"", b"1")
         return desk.process._batches._may_start(lease, index, part, now)
 
@@ -535,7 +535,7 @@ class TestServing:
 
 
 class TestCoroutines:
-    def begin(self, desk: Desk, driver: RequestByHand, **spec: Any) -> SlotLease:
+    def begin(self, desk: Desk, driver: RequestByHand, **spec: Any) -> BatchLease:
         driver.load(2)
         holder, grant = driver.claim(2)
         lease = desk.lease(driver, holder, grant, name="later")
@@ -733,7 +733,7 @@ class TestNextStage:
         assert may_keep == (name == HANDLER and not was_waiting)
 
     def test_slot_goes_on_or_is_given_back(
-        self, desk: Desk, driver: RequestByHand, claimed: Callable[..., tuple[SlotLease, Grant]]
+        self, desk: Desk, driver: RequestByHand, claimed: Callable[..., tuple[BatchLease, Grant]]
     ) -> None:
         lease, _ = claimed(1, 2, limit=2)
         lease.held.follow = Token(driver.id, HANDLER, 50)
@@ -751,7 +751,7 @@ class TestNextStage:
         self,
         desk: Desk,
         driver: RequestByHand,
-        claimed: Callable[..., tuple[SlotLease, Grant]],
+        claimed: Callable[..., tuple[BatchLease, Grant]],
         why: str,
     ) -> None:
         lease, _ = claimed(1)
@@ -1114,7 +1114,7 @@ class TestTelling:
             return "answer"
 
         begun = time.monotonic()
-        assert held_lease.insist_until_answered(call) == "answer"
+        assert held_lease.insist_for_lease(call) == "answer"
         assert time.monotonic() - begun > 0.07, "pauses of 50 and 100 ms, each at least half of it"
 
     @pytest.mark.parametrize("error", [RequestUnknown("gone"), Damaged("broken")])
@@ -1123,7 +1123,7 @@ class TestTelling:
             raise error
 
         with pytest.raises(LeaseGone):
-            held_lease.insist_until_answered(call)
+            held_lease.insist_for_lease(call)
 
     def test_tokens_are_pushed_and_moments_told(self, desk: Desk, driver: RequestByHand) -> None:
         driver.load(1)
@@ -1187,8 +1187,8 @@ class TestTelling:
         assert said == pytest.approx([100, 0, 100], abs=10)
 
     def test_outage_is_told_from_damage(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-        held_lease.report_outage(ServerBusy("not now"))
-        held_lease.report_outage(Damaged("broken"))
+        held_lease.report_outage_under_lease(ServerBusy("not now"))
+        held_lease.report_outage_under_lease(Damaged("broken"))
 
         assert [record.message for record in caplog.records] == [
             "waiting for the server: not now",
@@ -1307,7 +1307,7 @@ class TestMain:
 class TestSuspects:
     """Parts that are to run alone, where other slots are busy."""
 
-    def make_room(self, desk: Desk, lease: SlotLease, part: int = 1) -> tuple[bool, float]:
+    def make_room(self, desk: Desk, lease: BatchLease, part: int = 1) -> tuple[bool, float]:
         """Whether there was room, and how long the other slots were kept free for it."""
         desk.process._free = []
         begun = time.monotonic()

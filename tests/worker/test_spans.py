@@ -4,7 +4,7 @@ import pytest
 
 from streamq.model import Part
 from streamq.queue.outcomes import PartNotDone
-from streamq.queue.told import Span, slot_of_span
+from streamq.queue.told import ToldSpan, slot_of_told_span
 from streamq.worker import counters
 from streamq.worker.slot_book import SlotBook
 from streamq.worker.slot_table import SlotTable
@@ -13,8 +13,8 @@ from streamq.worker.spans import MOST_SPANS, SpanReader
 HOLDER = "pool.abcdef-1-77"
 
 
-def span(number: int) -> Span:
-    return Span("abc/1", number, number + 1, "night/2", number, 0, 1)
+def span(number: int) -> ToldSpan:
+    return ToldSpan("abc/1", number, number + 1, "night/2", number, 0, 1)
 
 
 @pytest.fixture
@@ -85,5 +85,5 @@ def test_book_tells_parts_that_are_retried_from_those_that_failed(table: SlotTab
 
 
 def test_slot_of_a_holder() -> None:
-    assert slot_of_span("pool.abcdef-12-5") == ("pool", "abc/12")
-    assert slot_of_span("odd") == ("", "/")
+    assert slot_of_told_span("pool.abcdef-12-5") == ("pool", "abc/12")
+    assert slot_of_told_span("odd") == ("", "/")

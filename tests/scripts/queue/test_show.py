@@ -1,19 +1,19 @@
 """show.lua: spans that workers tell."""
 
-from streamq.protocol.glances import spans_of_workers
+from streamq.protocol.glances import glance_at_spans
 from streamq.protocol.keys import QueueKeys
 from tests.support.by_hand import RequestByHand
 
 
 def test_what_was_told_is_read_once_and_goes(driver: RequestByHand, queue_keys: QueueKeys) -> None:
     driver.protocol.show(driver.queue, b"one")
-    first = spans_of_workers(driver.protocol, driver.queue, "0", 9)
+    first = glance_at_spans(driver.protocol, driver.queue, "0", 9)
     driver.protocol.show(driver.queue, b"two")
 
     assert [text for _, text in first] == [b"one"]
-    assert [
-        text for _, text in spans_of_workers(driver.protocol, driver.queue, first[0][0], 9)
-    ] == [b"two"]
+    assert [text for _, text in glance_at_spans(driver.protocol, driver.queue, first[0][0], 9)] == [
+        b"two"
+    ]
     assert 0 < driver.redis.pttl(queue_keys.spans) <= 60_000
 
 
