@@ -70,7 +70,7 @@ class BatchLease:
         self.watch: SlotWatch | None = None
         self.handed(grant)
 
-    def share_turn(self, before: "SlotLease") -> None:
+    def share_turn(self, before: "BatchLease") -> None:
         """Take no more time than is left of the turn of the lease before."""
         self.late_at = min(self.late_at, before.late_at)
         self.stop_at = min(self.stop_at, before.stop_at)

@@ -149,7 +149,7 @@ class WorkerProcess:
         lease.begin(grant)
         return BatchLease(slot, claimed, self._handlers[grant.handler]), grant
 
-    def _go_on(self, before: SlotLease, token: Token) -> bool:
+    def _go_on(self, before: BatchLease, token: Token) -> bool:
         """Run parts of the next stage of a flow in the slot. Returns whether there were any.
 
         All stages that a slot runs so have one turn together, as a lease has: a request of a better

@@ -768,7 +768,7 @@ class TestNextStage:
         assert driver.protocol.connection.call("LRANGE", tokens, 0, -1) == [driver.id.encode()]
 
     def test_turn_that_is_over_is_not_begun_anew(
-        self, desk: Desk, driver: RequestByHand, claimed: Callable[..., tuple[SlotLease, Grant]]
+        self, desk: Desk, driver: RequestByHand, claimed: Callable[..., tuple[BatchLease, Grant]]
     ) -> None:
         lease, _ = claimed(1, 2, limit=2)
         lease.held.follow = Token(driver.id, HANDLER, 50)
@@ -785,10 +785,10 @@ class TestNextStage:
         self,
         desk: Desk,
         driver: RequestByHand,
-        claimed: Callable[..., tuple[SlotLease, Grant]],
+        claimed: Callable[..., tuple[BatchLease, Grant]],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        begun: list[SlotLease] = []
+        begun: list[BatchLease] = []
         monkeypatch.setattr(desk.process, "_begin", lambda lease, _: begun.append(lease))
         lease, _ = claimed(1, 2, limit=2)
         lease.held.follow = Token(driver.id, HANDLER, 50)
