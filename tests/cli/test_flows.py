@@ -122,6 +122,36 @@ def test_errors_name_the_stage_and_the_item(
     )
 
 
+@pytest.mark.parametrize(
+    ("on_failure", "words", "again", "says"),
+    [
+        ("run", (), "0 parts run", "1 failed part does not: a join or reduce was made without"),
+        ("fail", (), "1 part runs", "1 failed part does not: a join or reduce runs again after"),
+        ("fail", ("--stage", "3"), "0 parts run", "1 failed part does not: a join or reduce runs"),
+        ("fail", ("--stage", "2"), "1 part runs", ""),
+    ],
+)
+def test_retry_says_why_failed_parts_do_not_run_again(
+    streamq: Streamq, protocol: Protocol, queue: str, request_id: str,
+    on_failure: str, words: tuple[str, ...], again: str, says: str,
+) -> None:  # fmt: skip
+    stages = {3: {"on_failure": on_failure}}
+    flow = FlowByHand(protocol, queue, request_id, "spread,map,join", stages).load(1)
+    flow[1].run(children={1: [b"a", b"b"]})
+    flow[2].give_up(1)
+    flow[2].run()
+    if on_failure == "fail":
+        flow[3].give_up(1)
+    else:
+        flow[3].run()
+
+    ran = streamq("retry", request_id, *words)
+
+    assert ran.stdout == f"{again} again\n"
+    assert says in ran.stderr
+    assert bool(says) == bool(ran.stderr)
+
+
 def test_stage_that_no_worker_serves_is_named(
     streamq: Streamq, words: str, protocol: Protocol, queue: str, request_id: str, tmp_path: Path
 ) -> None:

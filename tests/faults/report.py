@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tests.faults.episodes import EPISODES, Episode
+from tests.faults.episodes import EPISODES, EVERYWHERE, Episode
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.verdict import Figures
 
@@ -40,13 +40,14 @@ def renewed(text: str, figures: list[Figures]) -> str:
             own = {each.name for each in SCENARIOS}
             kept = [f for f in figures if f.scenario in own]
             text = replaced(text, name, head + "".join(rows) + _promises(kept, servers))
-    told = [_story(each, figures) for each in EPISODES]
-    if any(told):
-        own = {each.name for each in EPISODES}
-        head = f"| story | {' | '.join(_STORY)} |\n|---{'|--:' * len(_STORY)}|\n"
-        every = {"valkey", "redis", "cluster"}
-        kept = [f for f in figures if f.scenario in own]
-        text = replaced(text, "stories", head + "".join(told) + _promises(kept, every))
+    for name, is_of_flows in (("stories", False), ("flows", True)):
+        episodes = [each for each in EPISODES if each.name.startswith("flow-") is is_of_flows]
+        told = [_story(each, figures) for each in episodes]
+        if any(told):
+            own = {each.name for each in episodes}
+            head = f"| story | {' | '.join(_STORY)} |\n|---{'|--:' * len(_STORY)}|\n"
+            kept = [f for f in figures if f.scenario in own]
+            text = replaced(text, name, head + "".join(told) + _promises(kept, set(EVERYWHERE)))
     return text
 
 
