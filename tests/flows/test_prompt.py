@@ -98,9 +98,9 @@ def test_slot_that_hands_a_part_over_runs_it(
 
 
 def waiting(redis: Any, nodes: list[Any]) -> set[str]:
-    """Connections that wait for a token."""
+    """Ids of the connections that wait for a token. Those of one socket have the same address."""
     each = (redis.client_list(target_nodes=node) if node else redis.client_list() for node in nodes)
-    return {one["addr"] for found in each for one in found if one["cmd"] == "brpop"}
+    return {one["id"] for found in each for one in found if one["cmd"] == "brpop"}
 
 
 def test_request_of_a_better_level_waits_for_a_part_and_not_for_all_stages(
