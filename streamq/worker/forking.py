@@ -26,8 +26,12 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 def can_fork() -> bool:
-    """Return whether this process may be copied: it is one on Linux that has one thread."""
-    if sys.platform != "linux":
+    """Return whether this process may be copied: it is on Linux, and has one thread.
+
+    Its input and output are open, too. A copy would take another file that has one of their
+    numbers for them.
+    """
+    if sys.platform != "linux" or None in (sys.stdin, sys.stdout, sys.stderr):
         return False
     try:
         return len(list(_TASKS.iterdir())) == 1

@@ -102,7 +102,7 @@ def test_failures_are_uploaded_and_gone_after_a_retry(
     assert objects["stock/out.txt"] == DATA.replace(b"line 7\n", b"")
     assert b"seven" in objects["stock/out.errors.jsonl"]
 
-    (tmp_path / "made.py").write_text(CODE.replace("line 7", "line x"))
+    (tmp_path / "made.py").write_text(CODE.replace("line 7", "no line"))
     assert streamq("run", "--retry-failed", "last").returncode == 0
 
     assert objects == {"stock/out.txt": DATA}
