@@ -85,6 +85,23 @@ class TestMaps:
         assert flow[2].waiting() == ["1@1"]
         assert flow[1].retry() == {}
 
+    def test_result_of_an_earlier_flow_of_the_same_id_is_not_handed_over(
+        self, flow: FlowByHand
+    ) -> None:
+        flow.load(1)
+        old, grant = flow[1].claim()
+        flow.protocol.cancel(flow.id)
+        flow.protocol.purge(flow.id, force=True)
+        flow.load(1)
+        new, _ = flow[1].claim()
+        flow[1].handback(new, [1])
+
+        # It may have been made in the same moment as the later one.
+        late = flow[1].pass_on(old, grant.parts, created_ms=grant.created_ms - 1)
+
+        assert (late.word, late.counted) == ("lost", 0)
+        assert (flow[2].waiting(), flow[1].retry()) == ([], {1: 1})
+
     def test_late_result_does_not_come_after_what_was_handed_over_before_a_redrive(
         self, flow: FlowByHand
     ) -> None:
