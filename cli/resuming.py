@@ -1,8 +1,8 @@
 """Tells the user how to resume a run that was stopped. Needs no redis-py."""
 
 from streamq.records.inputs import STDIN
-from streamq.runs.home import retry_command
 from streamq.runs.plan import Plan
+from streamq.runs.stored_runs import retry_command
 
 
 def resume_command(plan: Plan, *, is_retry: bool = False) -> str:

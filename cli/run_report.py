@@ -13,11 +13,11 @@ import typer
 
 from streamq.errors import AppLoadError, RequestExists, StreamqError
 from streamq.model import Failure, RecordCounts, State, Status
-from streamq.records.outputs import OutputExists
+from streamq.records.output import OutputExists
 from streamq.runs.folder import RunFolder
-from streamq.runs.home import retry_command
 from streamq.runs.plan import STANDARD
 from streamq.runs.run import Run, carry_out_run
+from streamq.runs.stored_runs import retry_command
 from streamq.telemetry.logs import harmless_log_text
 
 from . import render

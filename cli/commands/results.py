@@ -11,6 +11,7 @@ from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import State, Status
 from streamq.queue.request import Request
+from streamq.records.errors_file import errors_beside
 from streamq.records.gaps import gaps_beside
 from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.outputs import (
@@ -18,7 +19,6 @@ from streamq.records.outputs import (
     FileOutput,
     check_keys,
     check_output_name,
-    errors_beside,
     form_by_output_name,
     is_stream_output,
 )

@@ -16,11 +16,11 @@ from streamq.records import outputs
 from streamq.records.names import expand_file_names
 from streamq.records.remote import is_remote
 from streamq.runs.folder import Beginning, RunFolder, beginning_of_run
-from streamq.runs.home import load_plan
 from streamq.runs.options import KEEP, Capacity, capacity_options, describe_run
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.same import name_of_server, plan_on_server
+from streamq.runs.plan_differences import name_of_server, plan_on_server
 from streamq.runs.spooling import spooled_plan
+from streamq.runs.stored_runs import load_plan
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS

@@ -10,7 +10,7 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.records import about
-from streamq.records.arrow import TABLE_FORMATS, json_of_rows, rows_of_table
+from streamq.records.arrow_tables import TABLE_FORMATS, json_of_rows, rows_of_table
 from streamq.records.decoding import TEXT_FORMATS, records_in, without_line_ending
 from streamq.records.references import ReferenceReader
 

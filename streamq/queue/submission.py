@@ -31,7 +31,7 @@ from streamq.errors import (
 )
 from streamq.model import CHUNK_BYTES, CHUNK_PARTS, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.keyed import KeyIndex
+from streamq.queue.key_index import KeyIndex
 from streamq.queue.loading import Loading, register_request, unregister_request
 from streamq.records import about
 from streamq.records.keys import stored_key

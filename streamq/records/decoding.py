@@ -17,9 +17,9 @@ import msgspec
 from streamq.app import Handler, handler_is_iterator, table_kind_of_handler
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
-from streamq.records import about, arrow
+from streamq.records import about, arrow_tables
 from streamq.records.about import NEWLINE, NOTHING, RETURN
-from streamq.records.arrow import TABLE_FORMATS
+from streamq.records.arrow_tables import TABLE_FORMATS
 from streamq.records.boundaries import (
     blank_lines,
     empty_rows,
@@ -56,7 +56,7 @@ def records_in(part: Part, spec: Spec) -> list[bytes]:
     if spec.format == ITEMS:
         return items_of_part(part.payload)
     if spec.format in TABLE_FORMATS:
-        return arrow.rows_of_table(part.payload)
+        return arrow_tables.rows_of_table(part.payload)
     return (
         records_between_boundaries(part.payload, spec)
         if spec.format in TEXT_FORMATS
@@ -75,7 +75,7 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
         objects = _plain_json_lines(payload, annotation)
         return None if objects is None else (objects, b"")
     if spec.format in TABLE_FORMATS:
-        rows = arrow.plain_rows(payload, annotation)
+        rows = arrow_tables.plain_rows(payload, annotation)
         return None if rows is None else (rows, b"")
     if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
         return None
@@ -269,14 +269,16 @@ def _table_decoder(handler: Handler) -> Decode:
     """Return the function that makes a value of a row, or of a table for a whole part."""
     annotation = handler.annotation
     if handler.is_map:
-        of_row = arrow.row_decoder(annotation)
+        of_row = arrow_tables.row_decoder(annotation)
         return lambda row, _: of_row(row)
     kind = table_kind_of_handler(annotation)
     if kind or annotation in _NOTHING:
-        return lambda table, _: arrow.table_as_kind(table, kind)
+        return lambda table, _: arrow_tables.table_as_kind(table, kind)
     if annotation in _RAW:
         return lambda table, _: (
-            arrow.json_lines(table) if annotation is bytes else arrow.json_lines(table).decode()
+            arrow_tables.json_lines(table)
+            if annotation is bytes
+            else arrow_tables.json_lines(table).decode()
         )
     if annotation is not list and typing.get_origin(annotation) is not list:
         raise InvalidValue(
@@ -284,24 +286,24 @@ def _table_decoder(handler: Handler) -> Decode:
             "pyarrow.Table, polars.DataFrame, pandas.DataFrame or list[...], or make it a map"
         )
     (element,) = typing.get_args(annotation) or (Any,)
-    of_element = arrow.row_decoder(element)
-    return lambda table, _: [of_element(row) for row in arrow.rows_of_table(table)]
+    of_element = arrow_tables.row_decoder(element)
+    return lambda table, _: [of_element(row) for row in arrow_tables.rows_of_table(table)]
 
 
 def _text_table_decoder(kind: str, spec: Spec) -> Decode:
     """Return the function that makes a table of a part of a CSV, or of JSON lines."""
     if spec.format == "csv":
         names = names_of_csv_header(spec)
-        return lambda payload, _: arrow.table_as_kind(
-            arrow.table_from_csv(payload, names, spec), kind
+        return lambda payload, _: arrow_tables.table_as_kind(
+            arrow_tables.table_from_csv(payload, names, spec), kind
         )
     if spec.format != "jsonl":
         raise InvalidValue(
             f"the handler takes a {kind}, which is made of Parquet, Arrow, CSV or JSON lines"
         )
     rows = _part_decoder(list[dict[str, Any]], spec)
-    return lambda payload, is_json: arrow.table_as_kind(
-        arrow.table_from_rows(rows(payload, is_json)), kind
+    return lambda payload, is_json: arrow_tables.table_as_kind(
+        arrow_tables.table_from_rows(rows(payload, is_json)), kind
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from streamq.records import belonging
+from streamq.records import output_note
 from streamq.records.packing import packed_output
 
 #: A compressed draft has members of this many bytes, before compression.
@@ -30,7 +30,11 @@ def write_draft(path: Path, packing: str, data: Iterable[bytes]) -> tuple[int, s
             write_all_bytes(file, packed_output(packing, bytes(held)))
         sync_to_disk(file.fileno())
         size = file.tell()
-        return size, belonging.tail_digest(file.fileno(), size), belonging.inode_of(file.fileno())
+        return (
+            size,
+            output_note.tail_digest(file.fileno(), size),
+            output_note.inode_of(file.fileno()),
+        )
 
 
 def is_draft_committed(path: Path, written: tuple[int, str, str]) -> bool:
@@ -38,7 +42,7 @@ def is_draft_committed(path: Path, written: tuple[int, str, str]) -> bool:
     try:
         with path.open("rb") as file:
             fd, size = file.fileno(), os.fstat(file.fileno()).st_size
-            return written == (size, belonging.tail_digest(fd, size), belonging.inode_of(fd))
+            return written == (size, output_note.tail_digest(fd, size), output_note.inode_of(fd))
     except FileNotFoundError:
         return False
 

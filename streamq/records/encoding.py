@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from streamq.errors import Damaged, damaged_if_unreadable
-from streamq.records import arrow
+from streamq.records import arrow_tables
 from streamq.records.about import ENDING_LETTERS
 
 #: Marks in the results of a flow, as ``lua/lib/handover.lua`` writes them: an item that dropped
@@ -66,8 +66,8 @@ def encode_item(value: Any) -> Item:
         return msgspec.msgpack.Ext(_VERBATIM, value)
     if type(value) is Many:
         return msgspec.msgpack.Ext(_MANY, _encode_items(value))
-    if type(value).__name__ in _TABLE_NAMES and (table := arrow.table_of(value)) is not None:
-        return msgspec.msgpack.Ext(_TABLE, arrow.pack_table(table))
+    if type(value).__name__ in _TABLE_NAMES and (table := arrow_tables.table_of(value)) is not None:
+        return msgspec.msgpack.Ext(_TABLE, arrow_tables.pack_table(table))
     text = _encode_json(value)
     if b"null" in text:
         _refuse_nan(value)
@@ -112,8 +112,10 @@ def spread_item(item: Item) -> list[Item]:
         if item.code == _MANY:
             kept: list[Any] = _decode_items(item.data)
             return [each for inner in kept if inner is not None for each in spread_item(inner)]
-        rows = arrow.rows_of_table(arrow.unpack_table(bytes(item.data)))
-        return [msgspec.msgpack.Ext(_JSON, arrow.json_of_rows(row) or b"null") for row in rows]
+        rows = arrow_tables.rows_of_table(arrow_tables.unpack_table(bytes(item.data)))
+        return [
+            msgspec.msgpack.Ext(_JSON, arrow_tables.json_of_rows(row) or b"null") for row in rows
+        ]
 
 
 def decode_item(item: Item) -> Any:

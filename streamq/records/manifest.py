@@ -13,8 +13,9 @@ import msgspec
 
 from streamq.errors import InvalidValue
 from streamq.model import Status
+from streamq.records.errors_file import errors_beside
 from streamq.records.inputs import STDIN, open_input
-from streamq.records.outputs import OutputError, OutputExists, errors_beside
+from streamq.records.output import OutputError, OutputExists
 from streamq.records.packing import name_without_compression
 from streamq.records.remote import is_remote
 

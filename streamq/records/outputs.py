@@ -5,36 +5,25 @@ device) only ever grows, so after a crash its writer begins anew.
 """
 
 import fcntl
-import hashlib
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
-from streamq.errors import InvalidValue, StreamqError
-from streamq.model import Failure
-from streamq.records import arrow, belonging, drafts
-from streamq.records.belonging import OutputNote
+from streamq.errors import InvalidValue
+from streamq.records import arrow_tables, drafts, output_note
 from streamq.records.drafts import sync_folder, sync_to_disk, write_all_bytes
-from streamq.records.output_kinds import Written
+from streamq.records.errors_file import check_errors_file, errors_beside
+from streamq.records.output import OutputError, OutputExists, Written
+from streamq.records.output_note import OutputNote
 from streamq.records.packing import name_without_compression, packed_output, packing_of, zstd
 from streamq.records.ranges import Range, copy_range, merged_ranges
 from streamq.records.remote import is_remote
 
 #: How results are written.
 FORMS = ("jsonl", "csv", "tsv", "raw", "parquet")
-
-
-class OutputError(StreamqError):
-    """The output cannot be written. What was committed stays; the same command can go on."""
-
-
-class OutputExists(InvalidValue):
-    """The output file exists and was not begun for this request."""
 
 
 class FileOutput:
@@ -71,7 +60,7 @@ class FileOutput:
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
             self._lock(file)
             sync_folder(self._path.parent)
-            self.inode = belonging.inode_of(file.fileno())
+            self.inode = output_note.inode_of(file.fileno())
         except OSError as error:
             raise self._failed(error) from None
         self._file = file
@@ -111,7 +100,7 @@ class FileOutput:
                     "the server still has"
                 )
             if size > offset and (has_begun or self._is_ours):
-                belonging.set_output_aside(self._path, self._id, offset)
+                output_note.set_output_aside(self._path, self._id, offset)
             self._draft.unlink(missing_ok=True)  # it was never committed
             self._file.truncate(offset)
             self._file.seek(offset)
@@ -128,13 +117,13 @@ class FileOutput:
         """
         assert self._file is not None
         try:
-            return belonging.tail_digest(self._file.fileno(), offset)
+            return output_note.tail_digest(self._file.fileno(), offset)
         except OSError as error:
             raise self._failed(error) from None
 
     def settle(self) -> None:
         """Delete what was set aside and has been written again; log where the rest is."""
-        belonging.settle_output_set_aside(self._path, self._id)
+        output_note.settle_output_set_aside(self._path, self._id)
 
     def _refuse_shorter(self, size: int, offset: int) -> None:
         if max(size, 0) >= offset:
@@ -237,7 +226,7 @@ class FileOutput:
             file.seek(0, os.SEEK_END)
             self._file.close()
             self._file = file
-            self.inode = belonging.inode_of(file.fileno())
+            self.inode = output_note.inode_of(file.fileno())
             if self._note:
                 self._note.write(file.fileno())
         except OSError as error:
@@ -299,11 +288,13 @@ def _is_other_file(descriptor: int, written: Written) -> bool:
     """
     size = os.fstat(descriptor).st_size
     if not written.offset:
-        has_other_inode = written.inode and written.inode != belonging.inode_of(descriptor)
+        has_other_inode = written.inode and written.inode != output_note.inode_of(descriptor)
         return size > 0 and bool(has_other_inode)
     if size < written.offset:
         return True
-    return bool(written.tail) and written.tail != belonging.tail_digest(descriptor, written.offset)
+    return bool(written.tail) and written.tail != output_note.tail_digest(
+        descriptor, written.offset
+    )
 
 
 #: Names that promise what is not written, and what to do instead.
@@ -349,7 +340,7 @@ def _check_parquet(name: str, given_form: str) -> None:
     if form_by_output_name(name) == "parquet":
         if packing_of(name):
             raise InvalidValue(f"{name}: Parquet is compressed inside: name it .parquet")
-        arrow.check_pyarrow_installed(name)
+        arrow_tables.check_pyarrow_installed(name)
         if given_form not in ("", "parquet"):
             raise InvalidValue(f"{name}: .parquet promises a table, and {given_form} is text")
     elif given_form == "parquet":
@@ -369,76 +360,6 @@ def check_keys(form: str, what: str) -> None:
             f"{what} needs lines that can be told apart: name the output .jsonl or .csv, or give "
             "the format"
         )
-
-
-def errors_beside(path: Path) -> Path:
-    """Return the file that the failures of an output are written to."""
-    return path.with_name(f"{name_without_compression(path).stem}.errors.jsonl")
-
-
-def check_errors_file(
-    path: Path, error: type[StreamqError] = OutputExists, ours: Collection[str] = ()
-) -> None:
-    """Raise an error if another program's file stands where the failures are to be written.
-
-    A link counts as another program's, wherever it leads. An empty file does not, and neither does
-    one whose digest is among ``ours``.
-    """
-    place = errors_beside(path)
-    with suppress(FileNotFoundError):
-        found = place.lstat()
-        if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and not found.st_size):
-            return
-        # "" is the digest of no regular file: a link has it, and is not ours.
-        if digest_of_errors_file(path) not in {each for each in ours if each}:
-            raise error(
-                f"{place} exists, and failures are to be written there: remove it, or say --force"
-            )
-
-
-def digest_of_errors_file(path: Path) -> str:
-    """Return a digest of the failures beside an output; "" where there is no regular file."""
-    place = errors_beside(path)
-    try:
-        is_file = stat.S_ISREG(place.lstat().st_mode)
-        return digest_of_failures(place.read_bytes()) if is_file else ""
-    except OSError:
-        return ""
-
-
-def digest_of_failures(lines: bytes) -> str:
-    """Return a digest of failures, to compare them with others; "" where there are none."""
-    return hashlib.blake2b(lines, digest_size=16).hexdigest() if lines else ""
-
-
-def error_lines(failures: Iterable[Failure]) -> bytes:
-    """Return failures as they are written beside an output, one JSON object a line."""
-    return b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
-
-
-def write_errors(path: Path, lines: bytes) -> Path:
-    """Write failures beside an output and return the file's path; without any, remove the file.
-
-    The file is replaced in one step. A link is replaced, not followed.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    place = errors_beside(path)
-    # One name, so that what a crash leaves is overwritten and goes away the next time.
-    draft = place.with_name(f".{place.name}.draft")
-    try:
-        if lines:
-            draft.write_bytes(lines)
-            draft.replace(place)
-        else:
-            # The file of an earlier run would tell of failures that do not exist any more.
-            place.unlink(missing_ok=True)
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise OutputError(f"cannot write {place}: {error.strerror}") from None
-    return place
 
 
 def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 from streamq.errors import Damaged, InvalidValue, StreamqError
 from streamq.model import Spec
-from streamq.records import arrow
-from streamq.records.arrow import TABLE_FORMATS, pyarrow
-from streamq.records.tables import open_table
+from streamq.records import arrow_tables
+from streamq.records.arrow_tables import TABLE_FORMATS, pyarrow
+from streamq.records.table_files import open_table
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _BYTES = 2**27
 
 def table_frame(table: Any) -> bytes:
     """Return a table as it is kept until all results are there."""
-    data = arrow.pack_table(table)
+    data = arrow_tables.pack_table(table)
     return _HEAD.pack(_MAGIC, len(data)) + data
 
 
@@ -104,7 +104,7 @@ def _tables_of_file(file: BinaryIO, sealed: int, end: int) -> Iterator[Any]:
                 yield before.read_row_group(index)
     for offset, length in _places_of_frames(file, sealed, end):
         file.seek(offset)
-        yield arrow.unpack_table(file.read(length))
+        yield arrow_tables.unpack_table(file.read(length))
 
 
 def _parquet_before_frames(file: BinaryIO, sealed: int) -> Any:
@@ -135,12 +135,12 @@ def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
     for table in tables:
         is_other = held and not table.schema.equals(held[0].schema)
         if held and (is_other or rows + table.num_rows > _ROWS or size > _BYTES):
-            yield arrow.joined_tables(held)
+            yield arrow_tables.joined_tables(held)
             held, rows, size = [], 0, 0
         held.append(table)
         rows, size = rows + table.num_rows, size + table.nbytes
     if held:
-        yield arrow.joined_tables(held)
+        yield arrow_tables.joined_tables(held)
 
 
 def _schema_of_tables(file: BinaryIO, sealed: int, end: int, types: Mapping[str, Any]) -> Any:
@@ -220,7 +220,7 @@ def _column_of_type(pa: Any, column: Any, kind: Any) -> Any:
         return column
     text = (pa.string(), pa.large_string(), pa.string_view())
     if kind in text[:2] and column.type not in text and not pa.types.is_dictionary(column.type):
-        return pa.array(list(map(arrow.cell_as_text, column.to_pylist())), kind)
+        return pa.array(list(map(arrow_tables.cell_as_text, column.to_pylist())), kind)
     try:
         return column.cast(kind, safe=False)
     except pa.ArrowException:

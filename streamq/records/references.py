@@ -31,7 +31,7 @@ from streamq.records.remote import (
     locate_url,
     read_range_of_object,
 )
-from streamq.records.tables import TableFile, TableReference
+from streamq.records.table_files import TableFile, TableReference
 
 #: So many bytes are read at once: a reference may be made up, and say that it has any number.
 _MOST_AT_ONCE = 2**26

@@ -5,8 +5,7 @@ import select
 import stat
 from collections.abc import Callable
 
-from streamq.records.output_kinds import Written
-from streamq.records.outputs import OutputError
+from streamq.records.output import OutputError, Written
 
 #: How many bytes a pipe takes without blocking when it is ready to be written to (POSIX: at least
 #: 512, Linux: 4096).

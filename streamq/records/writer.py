@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from streamq.errors import damaged_if_unreadable
-from streamq.records import arrow
+from streamq.records import arrow_tables
 from streamq.records import encoding as codec
 from streamq.records.about import ENDINGS
 from streamq.records.encoding import Item
@@ -134,7 +134,7 @@ class Writer:
             if codec.is_table(item):
                 frames += [_written_framed_rows(rows)] if rows else []
                 rows = []
-                frames.append(table_frame(arrow.unpack_table(bytes(item.data))))
+                frames.append(table_frame(arrow_tables.unpack_table(bytes(item.data))))
             else:
                 rows += [
                     self._readable(codec.decode_item(each))
@@ -235,7 +235,7 @@ def _written_items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Ite
 
 
 def _written_framed_rows(rows: list[Any]) -> bytes:
-    return table_frame(arrow.table_from_rows(rows))
+    return table_frame(arrow_tables.table_from_rows(rows))
 
 
 def _written_plain_lines(items: list[Any]) -> bytes | None:

@@ -20,19 +20,16 @@ from streamq.protocol.replies import part_of_field
 from streamq.queue.failed_inputs import failures_with_inputs
 from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
-from streamq.records import outputs, parquet
-from streamq.records.gaps import Gap, GapFile
-from streamq.records.output_kinds import Output
-from streamq.records.outputs import (
-    FileOutput,
-    OutputError,
-    OutputExists,
+from streamq.records import errors_file, parquet
+from streamq.records.errors_file import (
     check_errors_file,
     digest_of_errors_file,
     digest_of_failures,
     error_lines,
-    refuse_inputs,
 )
+from streamq.records.gaps import Gap, GapFile
+from streamq.records.output import Output, OutputError, OutputExists
+from streamq.records.outputs import FileOutput, refuse_inputs
 from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
 from streamq.runs.committed import Committed
@@ -75,7 +72,7 @@ def write_collected_errors(failures: Iterable[Failure], output: Path) -> Path:
     Raises:
         OutputError: the file cannot be written.
     """
-    return outputs.write_errors(output, outputs.error_lines(failures))
+    return errors_file.write_errors(output, errors_file.error_lines(failures))
 
 
 def _batches_to_collect(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:

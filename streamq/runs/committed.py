@@ -4,7 +4,7 @@ import msgspec
 
 from streamq.errors import damaged_if_unreadable
 from streamq.protocol.protocol import Protocol
-from streamq.records.output_kinds import Written
+from streamq.records.output import Written
 
 
 class Committed(msgspec.Struct, frozen=True):

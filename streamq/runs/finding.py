@@ -8,9 +8,9 @@ import msgspec
 
 from streamq.errors import InvalidValue
 from streamq.model import Failure
-from streamq.records import outputs
-from streamq.runs import home
-from streamq.runs.home import HOME, StoredRun
+from streamq.records import errors_file
+from streamq.runs import stored_runs
+from streamq.runs.stored_runs import HOME, StoredRun
 
 _ADDRESS = "address.json"
 
@@ -100,15 +100,15 @@ def failures_of_kept_run(run_id: str = "") -> list[Failure] | None:
 
 
 def _errors_file_of_run(run: StoredRun) -> Path:
-    return outputs.errors_beside(Path(run.plan.output))
+    return errors_file.errors_beside(Path(run.plan.output))
 
 
 def _runs_stored_here() -> list[StoredRun]:
-    home.refuse_strange_home(HOME)
+    stored_runs.refuse_strange_home(HOME)
     if not HOME.exists():
         return []
-    with home.home_locked():
-        return home.stored_runs()
+    with stored_runs.home_locked():
+        return stored_runs.read_stored_runs()
 
 
 def _found_run(run: StoredRun) -> FoundRun:
@@ -141,7 +141,7 @@ def why_run_has_no_server(run: StoredRun) -> str:
     if run.finished:
         return (
             f"run {run.id} {run.finished_words}, listed in {_errors_file_of_run(run)}: "
-            f"{home.retry_command(run.id)} runs these again"
+            f"{stored_runs.retry_command(run.id)} runs these again"
         )
     return (
         f"run {run.id} was stopped, and its server with it: streamq run --resume {run.id} goes on"

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from streamq.errors import InvalidValue
-from streamq.records.outputs import OutputExists
+from streamq.records.output import OutputExists
 from streamq.runs.plan import Plan
 
 _NOTE = "finished.json"

@@ -15,14 +15,14 @@ import msgspec
 from streamq.errors import InvalidValue, ServerError
 from streamq.model import Failure, State, Status
 from streamq.queue.options import Named
-from streamq.records import outputs
-from streamq.records.belonging import OutputNote
+from streamq.records import errors_file, outputs
 from streamq.records.manifest import check_manifest, write_manifest
-from streamq.records.outputs import OutputError, OutputExists
-from streamq.runs import finding, home, same
+from streamq.records.output import OutputError, OutputExists
+from streamq.records.output_note import OutputNote
+from streamq.runs import finding, plan_differences, stored_runs
 from streamq.runs.finished import Finished, FinishedNote, FinishedSeal, check_retry
-from streamq.runs.home import HOME
 from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.stored_runs import HOME
 from streamq.runs.upload import check_upload, upload_output
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 
@@ -113,10 +113,10 @@ class RunFolder:
                 _check_output(self.plan, force=self.plan.force)
             yield
             return
-        with home.home_locked():
-            home.remove_expired(but=self.plan.id if self.is_retry else "")
+        with stored_runs.home_locked():
+            stored_runs.remove_expired(but=self.plan.id if self.is_retry else "")
             if not self.is_resumed:
-                self._choose(home.stored_runs())
+                self._choose(stored_runs.read_stored_runs())
             lock = self._take()
         with lock:
             if self.is_retry:
@@ -125,12 +125,12 @@ class RunFolder:
                 yield
             finally:
                 if not self.is_kept:
-                    with home.home_locked():
-                        home.remove_run_folder(self.plan.id)
+                    with stored_runs.home_locked():
+                        stored_runs.remove_run_folder(self.plan.id)
 
-    def _choose(self, runs: list[home.StoredRun]) -> None:
+    def _choose(self, runs: list[stored_runs.StoredRun]) -> None:
         """Go on with a run that the same command began, or make sure that a new one may begin."""
-        alike = [run for run in runs if same.has_same_output(run.plan, self.plan)]
+        alike = [run for run in runs if plan_differences.has_same_output(run.plan, self.plan)]
         for run in alike:
             if run.is_live:
                 raise InvalidValue(
@@ -149,7 +149,7 @@ class RunFolder:
         else:
             self._check_new(done)
 
-    def _check_new(self, done: list[home.StoredRun]) -> None:
+    def _check_new(self, done: list[stored_runs.StoredRun]) -> None:
         """Check that a new run may write its output, which perhaps a finished run has written."""
         try:
             _check_output(self.plan, force=self.plan.force)
@@ -158,19 +158,19 @@ class RunFolder:
                 raise
             raise OutputExists(
                 f"{error}. Run {done[0].id} wrote it, and {done[0].finished_words}: "
-                f"{home.retry_command(done[0].id)} runs what failed again"
+                f"{stored_runs.retry_command(done[0].id)} runs what failed again"
             ) from None
 
     def _go_on_with(self, then: Plan) -> None:
         now = self.plan
-        if reasons := same.differences_of_plans(then, now, self._named):
+        if reasons := plan_differences.differences_of_plans(then, now, self._named):
             resume, fresh = self._named("resume"), self._named("fresh")
             raise InvalidValue(
                 f"run {then.id} writes {then.output} and was stopped. This command cannot go on "
                 f"with it: {'; '.join(reasons)}. {resume} {then.id} goes on as it began, "
                 f"{fresh} starts over"
             )
-        self.steered = same.fields_to_steer(then, now)
+        self.steered = plan_differences.fields_to_steer(then, now)
         self.plan = msgspec.structs.replace(
             then,
             processes=now.processes,
@@ -181,13 +181,13 @@ class RunFolder:
         self.is_resumed = self.is_found = True
 
     def _take(self) -> BinaryIO:
-        home.make_own_folder(HOME / self.plan.id)
-        lock = home.lock_run_folder(self.plan.id)
+        stored_runs.make_own_folder(HOME / self.plan.id)
+        lock = stored_runs.lock_run_folder(self.plan.id)
         if lock is None:
-            pid = home.process_that_holds_run(self.plan.id)
+            pid = stored_runs.process_that_holds_run(self.plan.id)
             who = f", process {pid}" if pid > 0 else ""
             raise InvalidValue(f"run {self.plan.id} goes on in another process{who}")
-        home.store_plan(self.plan)
+        stored_runs.store_plan(self.plan)
         return lock
 
     def conclude(self, failures: list[Failure], status: Status) -> None:
@@ -195,9 +195,9 @@ class RunFolder:
         self._end_replaced()
         if self.plan.is_piped:
             return
-        output, lines = Path(self.plan.output), outputs.error_lines(failures)
+        output, lines = Path(self.plan.output), errors_file.error_lines(failures)
         try:
-            self.errors_file = outputs.write_errors(output, lines)
+            self.errors_file = errors_file.write_errors(output, lines)
         except OutputError as error:
             self.errors_problem = error
         if self.plan.has_manifest and not self.errors_problem:
@@ -238,11 +238,11 @@ class RunFolder:
         """Remove the runs that this one, which is done, has replaced."""
         if not (self.plan.replaces or self._outdated):
             return
-        with home.home_locked():
+        with stored_runs.home_locked():
             for each in (*self.plan.replaces, *self._outdated):
-                if (HOME / each).is_dir() and (lock := home.lock_run_folder(each)):
+                if (HOME / each).is_dir() and (lock := stored_runs.lock_run_folder(each)):
                     with lock:
-                        home.remove_run_folder(each)
+                        stored_runs.remove_run_folder(each)
 
     @contextmanager
     def server(self, url: str, prefix: str) -> Generator[Callable[[], str]]:

@@ -24,7 +24,6 @@ from streamq.records.outputs import (
 )
 from streamq.runs.collect import Collector, write_collected_errors
 from streamq.runs.folder import RunFolder, beginning_of_run
-from streamq.runs.home import load_plan
 from streamq.runs.load import Load
 from streamq.runs.options import (
     KEEP,
@@ -33,11 +32,12 @@ from streamq.runs.options import (
     describe_run,
     describe_source,
 )
+from streamq.runs.plan_differences import name_of_server, plan_on_server
 from streamq.runs.progress import Progress
 from streamq.runs.retry import new_retry_run
 from streamq.runs.run import carry_out_run
-from streamq.runs.same import name_of_server, plan_on_server
 from streamq.runs.spooling import spooled_plan
+from streamq.runs.stored_runs import load_plan
 from streamq.settings import Settings, url_with_login
 from streamq.worker.flow_reader import read_flow_apart
 from streamq.worker.spawning import Spawner

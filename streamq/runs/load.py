@@ -26,10 +26,10 @@ from streamq.errors import (
 from streamq.model import MAX_PART, Failure, Policy, State
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Opened
-from streamq.queue.keyed import KeyIndex
+from streamq.queue.key_index import KeyIndex
 from streamq.queue.loading import Loading
 from streamq.records import about
-from streamq.records.arrow import TABLE_FORMATS
+from streamq.records.arrow_tables import TABLE_FORMATS
 from streamq.records.decoding import TEXT_FORMATS
 from streamq.records.inputs import MARK, STDIN, BadInput, Input, InputIdentity, open_input, stdin
 from streamq.records.references import Reference
@@ -44,9 +44,9 @@ from streamq.records.splitting import (
     split_by_steps,
     split_input,
 )
-from streamq.records.tables import table_chunks
+from streamq.records.table_files import table_chunks
 from streamq.runs.fleet_size import sized_by_fleet
-from streamq.runs.same_input import check_loaded, difference_of_inputs
+from streamq.runs.input_differences import check_loaded, difference_of_inputs
 from streamq.runs.window import Window
 
 #: How often (s) a load that is ahead of the workers looks whether it may go on.

@@ -18,7 +18,7 @@ from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
 from streamq.queue.flow_policy import flow_policy, follow_of_stage
 from streamq.queue.options import Named, policy_of_options
 from streamq.records import outputs
-from streamq.records.arrow import TABLE_FORMATS, check_pyarrow_installed
+from streamq.records.arrow_tables import TABLE_FORMATS, check_pyarrow_installed
 from streamq.records.inputs import STDIN, encoding_named
 from streamq.records.keys import KeyField
 from streamq.records.names import FORMATS, Dialect, absolute_file_name, expand_file_names, format_of
@@ -26,7 +26,7 @@ from streamq.records.references import MOST_REFERRED
 from streamq.records.remote import is_remote
 from streamq.records.sizes import PartSize
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.same import code_file_and_digest
+from streamq.runs.plan_differences import code_file_and_digest
 from streamq.runs.upload import file_of_upload
 from streamq.settings import Settings
 from streamq.worker import program

@@ -27,9 +27,9 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.flow_status import status_of_request_or_flow
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
-from streamq.records.arrow import TABLE_FORMATS
-from streamq.records.belonging import OutputNote
-from streamq.records.output_kinds import Output
+from streamq.records.arrow_tables import TABLE_FORMATS
+from streamq.records.output import Output
+from streamq.records.output_note import OutputNote
 from streamq.records.outputs import FileOutput
 from streamq.records.sizes import GrowingSize, most_size_by_rate
 from streamq.records.splitting import blank_lines_before_cursor

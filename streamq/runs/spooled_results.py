@@ -13,7 +13,7 @@ from streamq.model import Policy, State
 from streamq.protocol.protocol import Protocol
 from streamq.queue.loading import Loading, forget_request
 from streamq.records import encoding as codec
-from streamq.records.outputs import OutputError
+from streamq.records.output import OutputError
 from streamq.records.ranges import Range
 from streamq.records.references import ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, spooled_of

@@ -14,7 +14,7 @@ import msgspec
 
 from streamq.errors import StreamqError
 from streamq.records import spool
-from streamq.records.arrow import TABLE_FORMATS
+from streamq.records.arrow_tables import TABLE_FORMATS
 from streamq.records.inputs import STDIN, open_input
 from streamq.records.remote import is_remote
 from streamq.runs.plan import Plan

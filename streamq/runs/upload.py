@@ -8,8 +8,9 @@ object is there when all of it is there.
 from pathlib import Path
 
 from streamq.errors import InvalidValue
+from streamq.records.errors_file import errors_beside
 from streamq.records.manifest import manifest_beside
-from streamq.records.outputs import OutputExists, errors_beside
+from streamq.records.output import OutputExists
 from streamq.records.remote import delete_object, is_object, is_web_url, locate_url, upload_object
 
 

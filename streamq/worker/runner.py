@@ -20,7 +20,7 @@ from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, words_of_time_
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
-from streamq.records.arrow import TABLE_FORMATS, columns_of_rows
+from streamq.records.arrow_tables import TABLE_FORMATS, columns_of_rows
 from streamq.records.encoding import Item
 from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter

@@ -12,7 +12,7 @@ import pytest
 
 from streamq.model import Policy
 from streamq.records.sizes import PartSize
-from streamq.runs import home
+from streamq.runs import stored_runs
 from streamq.runs.folder import RunFolder
 from streamq.runs.plan import Plan
 from streamq.servers import launcher, local
@@ -161,7 +161,7 @@ def test_supervisor_that_stands_still_costs_no_finished_run(
         running.is_kept = False
 
     wait_until(lambda: _has_ended(server_pid))
-    assert not home.HOME.exists()
+    assert not stored_runs.HOME.exists()
 
 
 def _has_ended(pid: int) -> bool:
@@ -184,7 +184,7 @@ def test_folder_that_others_may_write_to_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, below: str, *, is_resumed: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = home.HOME / below if below else home.HOME
+    place = stored_runs.HOME / below if below else stored_runs.HOME
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if kind == "link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -213,10 +213,10 @@ def test_folder_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    home.HOME.mkdir(mode=0o700)
-    os.chown(home.HOME, 12345, 12345)
+    stored_runs.HOME.mkdir(mode=0o700)
+    os.chown(stored_runs.HOME, 12345, 12345)
 
     with pytest.raises(ValueError, match="another user"), RunFolder(_plan()).held():
         pass
 
-    assert stat.S_ISDIR(home.HOME.lstat().st_mode)
+    assert stat.S_ISDIR(stored_runs.HOME.lstat().st_mode)

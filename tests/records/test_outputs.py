@@ -10,15 +10,9 @@ import pytest
 
 from streamq import Client, Protocol
 from streamq.errors import CollectorLost, InvalidValue
-from streamq.records.output_kinds import Written
-from streamq.records.outputs import (
-    FileOutput,
-    OutputError,
-    OutputExists,
-    check_errors_file,
-    check_new_output,
-    write_errors,
-)
+from streamq.records.errors_file import check_errors_file, write_errors
+from streamq.records.output import OutputError, OutputExists, Written
+from streamq.records.outputs import FileOutput, check_new_output
 from streamq.runs.collect import Collector
 from tests.conftest import ONE_KIND
 from tests.support.simulated import Worker

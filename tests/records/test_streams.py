@@ -11,19 +11,15 @@ import pytest
 
 from streamq.errors import InvalidValue
 from streamq.model import Failure
-from streamq.records.output_kinds import Written
+from streamq.records.errors_file import error_lines, errors_beside, write_errors
+from streamq.records.output import OutputError, OutputExists, Written
 from streamq.records.outputs import (
     FileOutput,
-    OutputError,
-    OutputExists,
     check_new_output,
     check_output_name,
-    error_lines,
-    errors_beside,
     form_by_output_name,
     is_stream_output,
     refuse_inputs,
-    write_errors,
 )
 from streamq.records.stream_output import Stopped, StreamOutput
 

@@ -19,8 +19,8 @@ from streamq.protocol.replies import Terms
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
-from streamq.records.output_kinds import Written
-from streamq.records.outputs import FileOutput, OutputError
+from streamq.records.output import OutputError, Written
+from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector, show_results
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand

@@ -12,7 +12,8 @@ from streamq import Protocol
 from streamq.errors import CollectorLost, Damaged
 from streamq.protocol.replies import Terms
 from streamq.records.encoding import Verbatim, encode_item, encode_result
-from streamq.records.outputs import FileOutput, OutputError, OutputExists
+from streamq.records.output import OutputError, OutputExists
+from streamq.records.outputs import FileOutput
 from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
 from streamq.runs.collect import Collector, show_results

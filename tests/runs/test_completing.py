@@ -7,14 +7,9 @@ import msgspec
 import pytest
 
 from streamq.model import Policy, Spec
-from streamq.records.outputs import (
-    FileOutput,
-    OutputError,
-    OutputExists,
-    error_lines,
-    errors_beside,
-    write_errors,
-)
+from streamq.records.errors_file import error_lines, errors_beside, write_errors
+from streamq.records.output import OutputError, OutputExists
+from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector
 from streamq.runs.committed import Committed
 from tests.conftest import ONE_KIND

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamq.records.outputs import FileOutput, OutputError
+from streamq.records.output import OutputError
+from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector
 from tests.conftest import ONE_KIND
 from tests.runs.test_in_place import BAD, Parts

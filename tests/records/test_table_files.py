@@ -28,7 +28,7 @@ from streamq.records.inputs import BadInput, InputIdentity
 from streamq.records.references import ReferenceReader
 from streamq.records.sizes import MOST_RECORDS, PartSize, Step
 from streamq.records.splitting import Chunk, Cursor
-from streamq.records.tables import table_chunks
+from streamq.records.table_files import table_chunks
 from streamq.runs.options import describe_source
 from streamq.worker.runner import Runner
 

@@ -138,7 +138,7 @@ def refuse_strange_home(folder: Path) -> None:
         )
 
 
-def stored_runs() -> list[StoredRun]:
+def read_stored_runs() -> list[StoredRun]:
     """Return the runs whose plans are here, the last first. The caller holds the lock of the home.
 
     A folder that another user may write to, or whose plan cannot be read, is passed over.
@@ -199,7 +199,7 @@ def _last_stored_plan(*, is_retry: bool) -> Plan:
     refuse_strange_home(HOME)
     if HOME.exists():
         with home_locked():
-            stored = stored_runs()
+            stored = read_stored_runs()
         runs = [run for run in stored if (run.finished is not None) == is_retry]
         for run in runs:
             if not run.is_live:
@@ -216,7 +216,7 @@ def remove_expired(but: str = "") -> None:
     go, too: their runs were killed while they began or were removed. The caller holds the lock of
     the home, so no run begins meanwhile.
     """
-    finished = [run for run in stored_runs() if run.finished and run.id != but]
+    finished = [run for run in read_stored_runs() if run.finished and run.id != but]
     expired = [run.id for run in finished if run.finished and run.finished.is_expired]
     rests = [each.name for each in HOME.glob("*") if each.is_dir() and not (each / _PLAN).exists()]
     for run_id in (*expired, *rests):

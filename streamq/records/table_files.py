@@ -15,7 +15,7 @@ from streamq.app import Abandon
 from streamq.errors import StreamqError
 from streamq.model import CHUNK_PARTS
 from streamq.records import about
-from streamq.records.arrow import pyarrow
+from streamq.records.arrow_tables import pyarrow
 from streamq.records.inputs import BadInput, InputIdentity
 from streamq.records.remote import Object, RemoteRangeFile, is_remote
 from streamq.records.sizes import MOST_RECORDS, PartSize, Step

@@ -2,6 +2,16 @@
 
 from typing import NamedTuple, Protocol
 
+from streamq.errors import InvalidValue, StreamqError
+
+
+class OutputError(StreamqError):
+    """The output cannot be written. What was committed stays; the same command can go on."""
+
+
+class OutputExists(InvalidValue):
+    """The output file exists and was not begun for this request."""
+
 
 class Written(NamedTuple):
     """What a collector knows of the bytes that it has written."""
