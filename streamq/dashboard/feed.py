@@ -191,6 +191,7 @@ class Feed:
             while not self.is_stopping and not (
                 lonely_since and time.monotonic() - lonely_since > LINGER_S
             ):
+                topic.hurry.clear()  # before it is read: what ends meanwhile is read again at once
                 took_s = await self._read_once(topic)
                 if is_first and (past := topic.sampler.past()) is not None:
                     # The first reading may have loaded the history that the server stores.
@@ -200,7 +201,6 @@ class Feed:
                         )
                 is_first = False
                 pause_s = max(topic.sampler.every_s, _TIMES * took_s)
-                topic.hurry.clear()
                 try:
                     async with asyncio.timeout(pause_s):
                         await topic.hurry.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -102,6 +103,37 @@ def test_end_is_told_at_once(client: Client, protocol: Protocol, queue: str) -> 
         await asyncio.sleep(0.6)  # the subscription is made by another thread
         begun = time.monotonic()
         await asyncio.get_running_loop().run_in_executor(None, request.cancel)
+        assert (await told(frames, "r"))["status"]["state"] == "cancelled"
+        assert time.monotonic() - begun < allowed_s(5)
+
+    run(protocol, work)
+
+
+def test_end_during_a_reading_is_told_at_once(
+    client: Client, protocol: Protocol, queue: str
+) -> None:
+    request = client.submit([1, 2], handler="h", queue=queue)
+
+    async def work(feed: Feed) -> None:
+        watcher, loop = FeedWatcher(), asyncio.get_running_loop()
+        feed.join(watcher, [f"r:{request.id}"])
+        sampler = feed.sampler(f"r:{request.id}")
+        sampler.every_s = 60
+        original, heard = sampler.read, threading.Event()
+
+        def read_while_it_ends() -> Any:
+            found = original()
+            sampler.read = original  # type: ignore[method-assign]
+            request.cancel()
+            loop.call_soon_threadsafe(feed.hurry, request.id)
+            loop.call_soon_threadsafe(heard.set)
+            heard.wait(10)
+            return found
+
+        sampler.read = read_while_it_ends  # type: ignore[method-assign]
+        frames = watcher.frames(lambda: False)
+        assert (await told(frames, "r"))["status"]["state"] == "open"
+        begun = time.monotonic()
         assert (await told(frames, "r"))["status"]["state"] == "cancelled"
         assert time.monotonic() - begun < allowed_s(5)
 
