@@ -19,6 +19,8 @@ from streamq.queue.flow_status import places_of_flow_stages
 SAMPLE = 500
 #: The number of stretches of the input by which the page shows where failures are.
 STRETCHES = 60
+#: A range of so many parts is read by their numbers; of a larger one all failures are looked at.
+SHORT_RANGE, _ROUND = 20_000, 1_000
 #: How many failures of a group are shown, and how many groups.
 MOST_SHOWN, MOST_GROUPS = 3, 100
 _MESSAGE_CHARS = 500
@@ -149,6 +151,23 @@ def _shortened_failure(failure: Failure, *, traces: bool) -> Failure:
     message = failure.message[:_MESSAGE_CHARS]
     trace = failure.traceback if traces else ""
     return msgspec.structs.replace(failure, message=message, traceback=trace)
+
+
+def failures_in_range(
+    protocol: Protocol, place: str, first: int, last: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield what is kept of failed parts from the first to the last number.
+
+    A short range costs no more than its numbers, however many parts have failed elsewhere.
+    """
+    if last - first >= SHORT_RANGE:
+        yield from (each for each in protocol.failures(place) if first <= each[0] <= last)
+        return
+    for start in range(first, last + 1, _ROUND):
+        numbers = range(start, min(start + _ROUND, last + 1))
+        for number, text in zip(numbers, protocol.failures_of(place, numbers), strict=True):
+            if text is not None:
+                yield number, text
 
 
 def parts_of_failure_group(

@@ -157,9 +157,10 @@ class DashboardBoard:
         return done, f"retry {which.error or ''}: {which.pattern}"
 
     def _chosen(self, place: str, which: Retry) -> Iterator[int]:
-        found = self._protocol.failures(place)
         if which.last:
-            return (number for number, _ in found if which.first <= number <= which.last)
+            found = failures.failures_in_range(self._protocol, place, which.first, which.last)
+            return (number for number, _ in found)
+        found = self._protocol.failures(place)
         return failures.parts_of_failure_group(found, which.error or "", which.pattern)
 
     # What is read once
@@ -167,15 +168,14 @@ class DashboardBoard:
     async def failures(
         self, caller: Caller, request_id: str, first: int, last: int, most: int
     ) -> list[Failure]:
-        """Return failures of parts in a range, in no order."""
+        """Return failures of parts in a range; those of a short range in the order of parts."""
         status = await self._status(request_id)
         caller.check_queue(status.queue)
 
         def read() -> list[Failure]:
             found: list[Failure] = []
-            for number, text in self._protocol.failures(request_id):
-                if first <= number <= last:
-                    found += failures.read_failures_of_part(text, number)
+            for number, text in failures.failures_in_range(self._protocol, request_id, first, last):
+                found += failures.read_failures_of_part(text, number)
                 if len(found) >= most:
                     break
             return found[:most]

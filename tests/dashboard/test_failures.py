@@ -4,6 +4,8 @@ import pytest
 
 from streamq import Client, Protocol
 from streamq.dashboard.failures import (
+    SHORT_RANGE,
+    failures_in_range,
     parts_of_failure_group,
     pattern_of_failures,
     read_failure_groups,
@@ -52,3 +54,30 @@ def test_groups_tell_how_many_and_where(
     assert len(late.samples) == 3
     chosen = set(parts_of_failure_group(protocol.failures(request_id), late.error, late.pattern))
     assert chosen == set(range(61, 121))
+
+
+def test_short_range_reads_none_of_the_other_failures(
+    client: Client, protocol: Protocol, queue: str, request_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(list(range(1_300)), handler="h", queue=queue, id=request_id, retries=0)
+
+    def refuse(part: Part) -> bytes:
+        if part.number % 100 == 0:
+            raise ValueError("x")
+        return b"yes"
+
+    Worker(protocol, queue, refuse).drain()
+
+    def found(first: int, last: int) -> list[int]:
+        return [number for number, _ in failures_in_range(protocol, request_id, first, last)]
+
+    assert sorted(found(101, 101 + SHORT_RANGE)) == list(range(200, 1_301, 100))
+    ranges = [(101, 300), (1, SHORT_RANGE), (300, 300), (301, 399), (2, 1)]
+    monkeypatch.setattr(Protocol, "failures", None)  # a scan would read all of them
+    assert [found(*each) for each in ranges] == [
+        [200, 300],
+        list(range(100, 1_301, 100)),
+        [300],
+        [],
+        [],
+    ]
