@@ -63,7 +63,7 @@ build/ui/node_modules:
 	mkdir -p build/ui && cd build/ui && npm install --silent --no-package-lock --no-audit --no-fund axe-core@4 || echo "without npm axe-core is left out"
 
 test-ui: .venv/ready build/ui/node_modules ## Run the tests of the pages in a real browser (Debian's chromium), with axe-core
-	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/pytest -rs tests/ui
+	STREAMQ_TEST_BROWSER=needed STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -rs tests/ui
 
 screenshots: .venv/ready ## Take the pictures of the dashboard in docs/images, of a real run (needs chromium and playwright; 3 minutes)
 	$(BIN)/python -m tests.ui.screenshots

@@ -22,6 +22,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+#: Whether a browser that is missing is an error.
+IS_NEEDED = "STREAMQ_TEST_BROWSER" in os.environ
 #: Where ``make test-ui`` puts axe-core.
 AXE = Path(os.environ.get("STREAMQ_TEST_AXE", "build/ui/node_modules/axe-core/axe.min.js"))
 APP = Path(__file__).parent
@@ -30,7 +32,7 @@ APP = Path(__file__).parent
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     if not CHROMIUM:
-        pytest.skip("no chromium")
+        (pytest.fail if IS_NEEDED else pytest.skip)("no chromium: apt-get install chromium")
     api = pytest.importorskip("playwright.sync_api", reason="no playwright")
     with api.sync_playwright() as play:
         started = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)

@@ -226,6 +226,46 @@ def test_every_page_shows_real_data_and_keys_lead_there(
     wait_until(lambda: client.get(f"{request_id}-b").status().paused, 20)
 
 
+def test_filters_show_what_the_address_says(
+    open_page: Open, client: Client, queue: str, request_id: str
+) -> None:
+    client.submit([1], handler="h", queue=queue, id=request_id)
+    page = open_page(f"/q/{queue}/requests")
+    has_text(page, request_id)
+    state = page.get_by_label("State")
+    state.select_option("done")
+    has_text(page, "No request fits")
+    assert "state=done" in page.url
+    # Away from the filter by a link, and back by the browser's button.
+    page.locator("nav.main").get_by_role("link", name="Requests").click()
+    has_text(page, request_id)
+    assert state.input_value() == "live"
+    page.go_back()
+    has_text(page, "No request fits")
+    assert state.input_value() == "done"
+    page.go_forward()
+    has_text(page, request_id)
+    assert state.input_value() == "live"
+
+
+def test_title_of_the_tab_tells_how_the_request_ended_that_it_shows(
+    open_page: Open, client: Client, queue: str, request_id: str
+) -> None:
+    requests = [client.submit([1], handler="h", queue=queue, id=f"{request_id}{n}") for n in "ab"]
+    page = open_page(f"/r/{requests[0].id}")
+    has_text(page, "Why not faster")
+    assert page.title() == f"{requests[0].id} · streamq"
+    requests[0].cancel()
+    has_text(page, "How it ended")
+    page.wait_for_function(
+        "title => document.title === title", arg=f"cancelled: {requests[0].id} · streamq"
+    )
+    page.goto(f"{page.url.split('/r/')[0]}/q/{queue}")
+    page.get_by_role("link", name=requests[1].id).click()
+    has_text(page, "Why not faster")
+    assert page.title() == f"{requests[1].id} · streamq"
+
+
 def test_gateway_killed_and_back(
     open_page: Open, client: Client, url: str, queue: str, request_id: str, gate: Gate
 ) -> None:

@@ -1,6 +1,6 @@
 // The frame of all pages: where we are, whether it is live, who we are.
 import {render} from './lit-html.js';
-import {html, nothing, app, watch, redraw, call, go, dismiss, clock, report, enc, toast} from './core.js';
+import {html, nothing, app, watch, redraw, call, go, dismiss, clock, report, enc, toast, isLive} from './core.js';
 import * as pages from './pages.js';
 import * as more from './more.js';
 import {dialog} from './actions.js';
@@ -63,11 +63,12 @@ function frame() {
 	watch(topics);
 	const old = app.state !== 'report' && (app.state === 'away' || app.state === 'server');
 	const queues = app.me?.queues || [];
+	const one = app.frames[`r:${at.request}`]?.status;
 	const name = at.request || (TABS.find(([tab]) => tab === at.tab)?.[1] ?? 'streamq');
-	if (!document.title.startsWith('done:') || !at.request) document.title = `${name} · streamq`;
+	document.title = `${one && !isLive(one) ? `${one.state}: ` : ''}${name} · streamq`;
 	return html`<a class="skip" href="#main">to the content</a>
 	<header class="top"><div class="bar"><a class="brand" href="/">${icon ? html`<img src=${icon} alt="">` : ''}streamq</a>
-		${queues.length > 1 ? html`<label><span class="visually-hidden">queue</span><select @change=${event => go(`/q/${enc(event.target.value)}`)}>${queues.map(each => html`<option ?selected=${each === at.queue}>${each}</option>`)}</select></label>` : ''}
+		${queues.length > 1 ? html`<label><span class="visually-hidden">queue</span><select @change=${event => go(`/q/${enc(event.target.value)}`)}>${queues.map(each => html`<option .selected=${each === at.queue}>${each}</option>`)}</select></label>` : ''}
 		${report ? html`<span class="dim">report of ${clock(report.t, true)}</span>` : app.me.only ? nothing : html`<nav class="main" aria-label="pages">${[...TABS].map(([tab, text]) => html`<a href=${tab ? `${pages.q(at.queue)}/${tab}` : pages.q(at.queue)} aria-current=${!at.request && at.tab === tab ? 'page' : nothing}>${text}</a>`)}</nav>`}
 		<span class="grow"></span>${report ? nothing : state()}${theme()}${app.me && !report ? html`<span class="dim small" title="version ${app.me.version}">${app.me.name} · ${app.me.role}</span>` : ''}${app.me?.session ? html`<button class="small" @click=${async () => { await call('DELETE', '/v1/session'); location.reload(); }}>log out</button>` : ''}</div></header>
 	<main id="main" class=${old ? 'stale' : ''}>${show()}</main>

@@ -108,15 +108,11 @@ function take(kind, data) {
 		if (app.state !== 'polling') app.state = 'live';
 		const before = app.frames[topic];
 		keep(topic, told);
-		if (kind === 'r' && before?.status && isLive(before.status) && !isLive(told.status)) ended(told.status);
+		if (kind === 'r' && before?.status && isLive(before.status) && !isLive(told.status)) toast(`${told.status.id} has ended: ${told.status.state}`);
 	}
 	redraw();
 }
 export const isLive = status => status.state === 'open' || status.state === 'loading';
-function ended(status) {
-	document.title = `${status.state}: ${status.id} · streamq`;
-	toast(`${status.id} has ended: ${status.state}`);
-}
 export function watch(wanted) {
 	if (report) return;
 	const query = wanted.map(each => `topic=${enc(each)}`).join('&');

@@ -75,7 +75,7 @@ export const requestsTopics = queue => [`t:${queue}?${filterQuery()}`];
 export function requests(queue) {
 	const [frame, not] = shown(requestsTopics(queue)[0]);
 	const change = (name, value) => go(withQuery({[name]: value, page: null}), {replace: true});
-	const pick = (label, name, values, usual, word) => html`<label>${label}<select @change=${event => change(name, event.target.value)}>${values.map(each => html`<option value=${each} ?selected=${param(name, usual) === each}>${each === usual && word ? word : each}</option>`)}</select></label>`;
+	const pick = (label, name, values, usual, word) => html`<label>${label}<select @change=${event => change(name, event.target.value)}>${values.map(each => html`<option value=${each} .selected=${param(name, usual) === each}>${each === usual && word ? word : each}</option>`)}</select></label>`;
 	return html`<div class="head"><h1>Requests</h1>${frame ? dim(html`${num(frame.count)} ${unreadNote(frame)}`, '') : ''}<span class="grow"></span>
 		<div class="row">${pick('State', 'state', ['live', 'open', 'loading', 'paused', 'ended', 'done', 'failed', 'cancelled'], 'live', 'not finished')}${pick('Handler', 'handler', [...new Set(['', ...(frame?.handlers || []), param('handler')])], '', 'any')}
 		<label>Id begins with<input id="search" class="short" .value=${param('prefix')} @input=${event => change('prefix', event.target.value)}></label>${pick('Order', 'sort', ['newest', 'oldest', 'level', 'running', 'waiting', 'failed'], 'newest')}</div></div>
