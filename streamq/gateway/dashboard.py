@@ -158,8 +158,8 @@ class DashboardBoard:
 
     def _chosen(self, place: str, which: Retry) -> Iterator[int]:
         if which.last:
-            found = failures.failures_in_range(self._protocol, place, which.first, which.last)
-            return (number for number, _ in found)
+            some = failures.failures_in_range(self._protocol, place, which.first, which.last)
+            return (number for number, _ in some)
         found = self._protocol.failures(place)
         return failures.parts_of_failure_group(found, which.error or "", which.pattern)
 
