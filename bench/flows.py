@@ -274,14 +274,11 @@ def _stages(request: Request) -> list[StageStatus]:
 
 
 def plain_of(checkout: Path, rounds: int) -> dict[str, float]:
-    """Return what ``finish`` costs in another checkout, by batch."""
+    """Return what a plain request costs in another checkout, by batch."""
     program = Path(__file__).with_name("plain.py")
     command = [str(checkout / ".venv/bin/python"), str(program), str(rounds)]
     done = subprocess.run(command, cwd=checkout, capture_output=True, check=True, text=True)
-    return {
-        f"finish, by {batch}, {checkout.name}": cost
-        for batch, cost in json.loads(done.stdout).items()
-    }
+    return {f"{name}, {checkout.name}": cost for name, cost in json.loads(done.stdout).items()}
 
 
 def run(rounds: int, items: int, checkout: Path | None) -> dict[str, float]:
@@ -292,9 +289,10 @@ def run(rounds: int, items: int, checkout: Path | None) -> dict[str, float]:
         for _ in range(rounds):
             for batch in PARTS:
                 measure_round(drain, batch, found)
+        counted = {f"commands a part, by {batch}": drain.count_plain(batch) for batch in PARTS}
         pool = measure_pool(server, client, items) if items else {}
     figures = {name: statistics.median(values) for name, values in found.items()}
-    return figures | pool | (plain_of(checkout, rounds) if checkout else {})
+    return figures | counted | pool | (plain_of(checkout, rounds) if checkout else {})
 
 
 def main() -> None:
@@ -323,7 +321,7 @@ def main() -> None:
         f"load average {load:.2f}, median of {args.rounds} rounds; times of scripts in us a part\n"
     )
     for name, value in found.items():
-        print(f"{name:70}{value:12,.1f}")
+        print(f"{name:70}{value:12,.2f}")
 
 
 if __name__ == "__main__":

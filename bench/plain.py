@@ -2,8 +2,8 @@
 
     python bench/plain.py [ROUNDS]
 
-It prints the microseconds that scripts take for each part, as JSON. ``flows.py`` runs it in another
-checkout, too, so it uses only what every version has.
+It prints the microseconds that scripts take for each part and the commands that they call for it,
+as JSON. ``flows.py`` runs it in another checkout, too, so it uses only what every version has.
 """
 
 import json
@@ -77,9 +77,23 @@ class Drain:
         self.forget(request_id)
         return cost
 
+    def count_plain(self, batch: int) -> float:
+        """Return how many commands a part of a plain request costs: no load changes that."""
+        request_id = self.load(PARTS[batch], handler="bench", limit=1)
+        before = self._commands()
+        self.finish_all(request_id, batch)
+        # Without the INFO that asked.
+        count = (self._commands() - before - 1) / PARTS[batch]
+        self.forget(request_id)
+        return count
+
     def _script_us(self) -> float:
         found = self.redis.info("commandstats")
         return float(found.get("cmdstat_evalsha", {"usec": 0})["usec"])
+
+    def _commands(self) -> float:
+        """Return how many commands ran, those that scripts called among them."""
+        return float(sum(each["calls"] for each in self.redis.info("commandstats").values()))
 
 
 def main() -> None:
@@ -88,9 +102,12 @@ def main() -> None:
     with LocalServer.start() as server, Client(server.url) as client:
         drain = Drain(client, Protocol(Connection(server.url)))
         found = {
-            batch: statistics.median(drain.measure_plain(batch) for _ in range(rounds))
+            f"finish, by {batch}": statistics.median(
+                drain.measure_plain(batch) for _ in range(rounds)
+            )
             for batch in PARTS
         }
+        found |= {f"commands a part, by {batch}": drain.count_plain(batch) for batch in PARTS}
     print(json.dumps(found))
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from streamq.errors import InvalidValue
+from streamq.errors import InvalidValue, damaged_if_unreadable
 from streamq.units import MOST_STAGES
 
 Kind = Literal["map", "spread", "join", "reduce"]
@@ -32,9 +32,14 @@ class Shape(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def read(cls, text: str) -> "Shape":
-        """Return the shape that ``text`` wrote."""
+        """Return the shape that ``text`` wrote.
+
+        Raises:
+            Damaged: it is no shape of a flow.
+        """
         kinds, _, follow = text.partition("+")
-        return msgspec.convert({"kinds": kinds.split(","), "follow": follow}, cls)
+        with damaged_if_unreadable("the shape of a flow"):
+            return msgspec.convert({"kinds": kinds.split(","), "follow": follow}, cls)
 
     @cached_property
     def text(self) -> str:

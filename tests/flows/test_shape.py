@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamq.errors import InvalidValue
+from streamq.errors import Damaged, InvalidValue
 from streamq.flows.shape import Shape
 
 
@@ -53,3 +53,9 @@ def test_facts_of_each_stage() -> None:
         "reduce parts 5 0 0 0 6",
         "map end 6 0 0 0 6",
     ]
+
+
+@pytest.mark.parametrize("text", ["", "sort", "map,,map", "map+never", "\udcff"])
+def test_text_that_is_none_is_damaged(text: str) -> None:
+    with pytest.raises(Damaged, match="the shape of a flow cannot be read"):
+        Shape.read(text)
