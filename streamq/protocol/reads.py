@@ -8,7 +8,7 @@ from typing import Any
 
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
-from streamq.errors import Damaged
+from streamq.errors import Damaged, damaged_if_unreadable
 from streamq.flows.shape import Shape
 from streamq.model import PREFIX, Part
 from streamq.protocol.events import Events
@@ -316,7 +316,9 @@ class Reads:
         keys = self.keys(place)
         with translating_driver_errors(self.connection.where):
             redis = self.connection.redis
-            count = int(redis.hget(keys.groups, f"{origin}#") or 0)
+            size = redis.hget(keys.groups, f"{origin}#")
+            with damaged_if_unreadable(f"the size of the group of item {origin}"):
+                count = int(size or 0)
             found: list[bytes | None] = []
             for first in range(0, count + 1, _INBOX_AT_ONCE):
                 below = range(first, min(count + 1, first + _INBOX_AT_ONCE))
@@ -327,8 +329,9 @@ class Reads:
         """Return how many groups of a flow wait for children, and how many have failed ones."""
         opened = blocked = 0
         for page in self._pages(self.keys(request_id).groups, 2**22):
-            opened += sum(field[-1:].isdigit() and int(left) > 0 for field, left in page.items())
-            blocked += sum(field.endswith(b"!") and int(n) > 0 for field, n in page.items())
+            with damaged_if_unreadable(f"how many children the groups of {request_id} wait for"):
+                opened += sum(field[-1:].isdigit() and int(n) > 0 for field, n in page.items())
+                blocked += sum(field.endswith(b"!") and int(n) > 0 for field, n in page.items())
         return opened, blocked
 
     def inbox(self, place: str, origins: list[str]) -> tuple[list[bytes | None], list[int]]:
@@ -338,7 +341,8 @@ class Reads:
             redis = self.connection.redis
             results: list[bytes | None] = redis.hmget(keys.got, origins)
             kids = redis.hmget(keys.kids, origins)
-        return results, [int(count or 0) for count in kids]
+        with damaged_if_unreadable("how many children items have"):
+            return results, [int(count or 0) for count in kids]
 
     def rerun_inputs(self, place: str) -> list[str]:
         """Return the origins below which a reduce has inputs that a redrive yielded: ``17.1``."""

@@ -5,13 +5,14 @@ The inputs stay there until the part is finished, so a worker that dies leaves t
 
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from streamq.app import Context, Handler
-from streamq.errors import RecordError
+from streamq.errors import UNREADABLE, Damaged, DecodeError, RecordError, damaged_if_unreadable
 from streamq.flows.shape import Shape
 from streamq.flows.values import Failed
 from streamq.model import Failure, Part, Spec
@@ -35,6 +36,10 @@ Reruns = dict[str, list[str]]
 
 class ChildFailed(RecordError):
     """Inputs of a join or a reduce have failed, and it is not to run without them."""
+
+
+class InputDamaged(RecordError):
+    """What the server has for a join or a reduce cannot be read."""
 
 
 class JoinRunner(StageRunner):
@@ -64,20 +69,32 @@ class JoinRunner(StageRunner):
                     f"{len(failed)} of {len(fields) - 1} children failed, the first with "
                     f"{first.error}: {first.message}"
                 )
-        kept = self._values(fields[0], self._decode_kept)
+        kept = self._values(fields[0], self._decode_kept, "what the spread kept")
         children = [
-            value for each in fields[1:] for value in self._values(each, self._decode_child)
+            value
+            for number, each in enumerate(fields[1:], 1)
+            for value in self._values(each, self._decode_child, f"what {origin}/{number} returned")
         ]
         return (kept[0] if kept else None), children
 
-    def _values(self, field: bytes | None, decode: Callable[[Any], Any]) -> list[Any]:
-        """Return the values of a field of the inbox: none if the child returned nothing."""
+    def _values(self, field: bytes | None, decode: Callable[[Any], Any], what: str) -> list[Any]:
+        """Return the values of a field of the inbox: none if the child returned nothing.
+
+        Raises:
+            InputDamaged: it is no result.
+            DecodeError: it is not what the handler asks for.
+        """
         if field is None:
             return []
         if field.startswith(_FAILED_CHILD):
             failure = _failure_of_child(field)
             return [Failed(failure.error, failure.message)]
-        return [decode(item) for item in items_of_part(field)]
+        try:
+            return [decode(item) for item in items_of_part(field)]
+        except Damaged as error:
+            raise InputDamaged(f"{what}: {error}") from None
+        except UNREADABLE as error:
+            raise DecodeError(f"{what} does not decode: {error}") from None
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         call = super()._bind(None)
@@ -93,22 +110,27 @@ class ReduceRunner(JoinRunner):
 
     def _check(self) -> None:
         super()._check()
-        #: How many parts before the reduce failed.
-        self._failed = 0
+        #: How many parts before the reduce failed; or why that is not known.
+        self._failed: int | InputDamaged = 0
 
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with: an iterator, which reads page by page."""
         first, is_run, last = record.decode().partition("-")
         if is_run:
             return None, self._arrivals(int(first), int(last))
+        if isinstance(self._failed, InputDamaged):
+            raise self._failed
         if self._failed and self._spec.on_failure == "fail":
             what = "1 part" if self._failed == 1 else f"{self._failed:,} parts"
             raise ChildFailed(f"{what} before it failed")
         return None, self._last_arrivals() if self._spec.width else self._inputs()
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
-        self._failed = _ask_until_answered(self._count_failures)
-        if context is not None:
+        try:
+            self._failed = _ask_until_answered(self._count_failures)
+        except InputDamaged as error:
+            self._failed = error
+        if context is not None and isinstance(self._failed, int):
             context.failed = self._failed
         return super()._bind(context)
 
@@ -125,23 +147,20 @@ class ReduceRunner(JoinRunner):
     def _last_arrivals(self) -> Iterator[Any]:
         """Yield what the final part of a tree has: what no other part of it was made of."""
         fields = ("assigned", "arrived")
-        found = _ask_until_answered(lambda: self.protocol.fields_of([self._request_id], fields))[0]
-        assigned, arrived = (int(value or 0) for value in found or (0, 0))
+        assigned, arrived = _ask_until_answered(lambda: self._counts(self._request_id, fields))
         yield from self._arrivals(assigned + 1, arrived)
 
     def _arrivals(self, first: int, last: int) -> Iterator[Any]:
         for start in range(first, last + 1, _PAGE):
             numbers = [str(number) for number in range(start, min(last + 1, start + _PAGE))]
             ask = partial(self.protocol.inbox, self._request_id, numbers)
-            for result in _ask_until_answered(ask)[0]:
-                yield from self._values(result, self._decode_child)
+            results, _ = _ask_until_answered(ask)
+            for number, result in zip(numbers, results, strict=True):
+                yield from self._values(result, self._decode_child, f"arrival {number}")
 
     def _inputs(self) -> Iterator[Any]:
         request_id = self._request_id.partition("/")[0]
-        found = _ask_until_answered(
-            lambda: self.protocol.fields_of([request_id], ("total", "runs"))
-        )[0]
-        total, runs = (int(value or 0) for value in found or ())
+        total, runs = _ask_until_answered(lambda: self._counts(request_id, ("total", "runs")))
         reruns: Reruns = {}
         if runs:
             reruns = _reruns_by_origin(
@@ -151,11 +170,15 @@ class ReduceRunner(JoinRunner):
             numbers = range(first, min(total + 1, first + _PAGE))
             yield from self._page([str(number) for number in numbers], reruns)
 
+    def _counts(self, place: str, fields: tuple[str, ...]) -> list[int]:
+        (found,) = self.protocol.fields_of([place], fields)
+        return [int(value or 0) for value in found or ["0"] * len(fields)]
+
     def _page(self, origins: list[str], reruns: Reruns) -> Iterator[Any]:
         results, kids = _ask_until_answered(partial(self.protocol.inbox, self._request_id, origins))
         for origin, result, count in zip(origins, results, kids, strict=True):
             if result is not None:
-                yield from self._values(result, self._decode_child)
+                yield from self._values(result, self._decode_child, f"what {origin} came to")
             for first in range(1, count + 1, _PAGE):
                 below = range(first, min(count + 1, first + _PAGE))
                 yield from self._page([f"{origin}/{child}" for child in below], reruns)
@@ -191,13 +214,26 @@ def _element_of_children(annotation: Any) -> Any:
 
 
 def _failure_of_child(field: bytes) -> Failure:
-    failures = msgspec.json.decode(field.removeprefix(_FAILED_CHILD), type=list[Failure])
-    return failures[0] if failures else Failure(error="Unknown")
+    with suppress(*UNREADABLE):
+        return msgspec.json.decode(field.removeprefix(_FAILED_CHILD), type=list[Failure])[0]
+    return Failure(error="Unknown", message="why it failed cannot be read")
 
 
 def _ask_until_answered(ask: Callable[[], T]) -> T:
-    """Ask the server until it answers: an outage is no failure of the part."""
-    return insist_for_lease(ask)
+    """Ask the server until it answers: an outage is no failure of the part.
+
+    Raises:
+        InputDamaged: the answer cannot be read.
+    """
+
+    def asked() -> T:
+        try:
+            with damaged_if_unreadable("what the server has for the part"):
+                return ask()
+        except Damaged as error:
+            raise InputDamaged(str(error)) from None
+
+    return insist_for_lease(asked)
 
 
 _RUNNERS: dict[str, type[StageRunner]] = {

@@ -73,6 +73,24 @@ def test_too_many_children_are_a_failure_that_says_so(
     assert "more than the 1,000 children allowed" in failure.message
 
 
+def test_inputs_that_a_handler_did_not_ask_for_fail_at_once_and_are_named(
+    client: Client, fleet: Fleet, queue: str
+) -> None:
+    requests = [
+        client.submit(["ab"], flow=flow, queue=queue)
+        for flow in (flows.misjoined, flows.misreduced)
+    ]
+    fleet.start(target="flows:app")
+    for request in requests:
+        request.wait(30)
+
+    told = [(each.error, each.message, each.attempts) for one in requests for each in one.errors()]
+    assert [(error, message.partition(":")[0], count) for error, message, count in told] == [
+        ("DecodeError", "what 1/1 returned does not decode", 1),
+        ("DecodeError", "what 1 came to does not decode", 1),
+    ]
+
+
 def test_tree_adds_up_everything_once(client: Client, fleet: Fleet, queue: str) -> None:
     request = client.submit(["x" * n for n in range(500)], flow=flows.summed, queue=queue)
     fleet.start("-c", "4", target="flows:app")

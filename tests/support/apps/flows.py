@@ -121,3 +121,12 @@ endangered = (
 @app.map
 def size_of(number: int) -> int:
     return number
+
+
+@app.handler
+def add_letters(kept: dict[str, str], children: list[int]) -> int:
+    return sum(children)
+
+
+misjoined = app.flow("misjoined").spread(letters).map(shout).join(add_letters)
+misreduced = app.flow("misreduced").map(shout).reduce(add)
