@@ -60,6 +60,9 @@ _NOT_YET_S = (0.0001, 0.0003, 0.0006, 0.0012, 0.0024)
 LEFT_OVER_S = 0.2
 #: Tokens of a request that this host cannot claim from are dropped unclaimed for 10 s.
 NEWER_PAUSE_S = 10.0
+#: Those of a request that cannot be read, for 1 s: its parts go back with tokens, and would be
+#: claimed again as fast as these go.
+DAMAGED_PAUSE_S = 1.0
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 #: A host remembers this many requests.
 KNOWN_REQUESTS = 1_000
@@ -237,6 +240,7 @@ class Taker(Generic[Work]):
             # The lease may have been granted all the same.
             log.warning("request %s is passed over: %s", lease.request_id, error)
             lease.release()
+            self._leave_alone(lease.request_id, DAMAGED_PAUSE_S)
             return None
         except ProtocolError:
             return None  # the request was purged, or lost with the server's memory

@@ -110,8 +110,9 @@ def test_request_of_a_better_level_waits_for_a_part_and_not_for_all_stages(
     redis = protocol.connection.redis
     nodes = redis.get_primaries() if protocol.connection.is_cluster else [None]
     before = waiting(redis, nodes)
-    fleet.ready("-p", "1", "-c", "1")
-    wait_until(lambda: waiting(redis, nodes) - before)
+    pool = fleet.ready("-p", "1", "-c", "1")
+    wait_until(lambda: waiting(redis, nodes) - before or pool.poll() is not None, 15)
+    assert pool.poll() is None, fleet.errors(pool)
     slow = client.submit([0.3], flow=chain, queue=queue)
     wait_until(lambda: fleet.notes("S", slow.id))
 

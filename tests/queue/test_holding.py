@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamq.errors import ServerUnreachable
+from streamq.errors import Damaged, ServerUnreachable
 from streamq.model import Failure, Part
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Tokens
@@ -302,6 +302,24 @@ class TestTokensThatAreOfNoUse:
         assert gate.taker.next_token(5) is None
         gate.taker._ended[driver.id] = 0.0
         assert gate.invited().token.request_id == driver.id
+
+    def test_request_that_cannot_be_read_is_not_claimed_again_at_once(
+        self, gate: Gate, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its part goes back with a token, and would be claimed as fast as that goes."""
+        claim = gate.protocol.claim
+
+        def unreadable(*words: Any, **options: Any) -> Grant:
+            claim(*words, **options)
+            raise Damaged("what claim was told cannot be read")
+
+        driver.load(1)
+        monkeypatch.setattr(gate.protocol, "claim", unreadable)
+        assert gate.taker.claim(gate.invited(), gate.book) is None
+        assert driver.leases() == {}
+        gate.push()
+
+        assert gate.taker.next_token(5) is None, "it is left alone for a second"
 
     def test_token_of_a_request_that_is_left_to_others_comes_back(
         self, gate: Gate, driver: RequestByHand
