@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from streamq.errors import InvalidValue, StreamqError
+from streamq.errors import InvalidValue, StreamqError, damaged_if_unreadable
 from streamq.flows.flow import MOST_CHILDREN
 from streamq.flows.shape import Shape
 from streamq.model import Failure
@@ -118,7 +118,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
     """
     found = protocol.inspect(request_id)
     if item:
-        return ItemWalk(protocol, found).item(_checked_item(item))
+        return _item_in_its_stages(protocol, found, _checked_item(item))
     key, name = stored_key(value), found.optional_text("key")
     if not name:
         raise InvalidValue(
@@ -131,7 +131,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
     numbers = [number for number in numbers if number <= found.known_count("total")]
     if not numbers:
         return None
-    first = ItemWalk(protocol, found).item(str(numbers[0]))
+    first = _item_in_its_stages(protocol, found, str(numbers[0]))
     assert first
     return msgspec.structs.replace(
         first,
@@ -139,6 +139,11 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
         value=str(value),
         again=[str(number) for number in numbers[1:]],
     )
+
+
+def _item_in_its_stages(protocol: Protocol, found: Snapshot, origin: str) -> Item | None:
+    with damaged_if_unreadable(f"where item {origin} of {found.id} is"):
+        return ItemWalk(protocol, found).item(origin)
 
 
 def requests_with_item(
