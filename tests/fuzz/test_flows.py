@@ -61,6 +61,10 @@ def _gone(key: str, field: str) -> Spoil:
     return lambda redis, keys, _: redis.hdel(keys(key), field)
 
 
+def _no_key(name: str) -> Spoil:
+    return lambda redis, keys, _: redis.delete(keys(name))
+
+
 def _wrong(name: str) -> Spoil:
     """A key of another type."""
 
@@ -85,8 +89,7 @@ SPOILS: dict[str, Spoil] = {
     **{f"{key} {field}": _meta(key, field) for key, fields in META.items() for field in fields},
     **{f"no {key} {field}": _gone(key, field) for key in META for field in ("facts", "spec")},
     **{f"wrong type of {name}": _wrong(name) for name in KEYS},
-    **{f"no {n}:{name}": lambda redis, keys, _, k=f"{n}:{name}": redis.delete(keys(k))
-       for n in (2, 3, 4) for name in ("meta", "parts")},
+    **{f"no {n}:{name}": _no_key(f"{n}:{name}") for n in (2, 3, 4) for name in ("meta", "parts")},
     "no groups": lambda redis, keys, _: redis.delete(keys("groups")),
     "count of a group": lambda redis, keys, junk: redis.hset(keys("groups"), "1", junk),
     "size of a group": lambda redis, keys, junk: redis.hset(keys("groups"), "1#", junk),
