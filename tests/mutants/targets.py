@@ -40,11 +40,11 @@ _QUEUE = "tests/queue tests/protocol --ignore=tests/protocol/test_cost.py -m not
 _NO_POOLS = "not(TestSuspect)and(not(TestStart))and(not(no_part_is_begun))"
 _COLLECT = (
     "tests/runs/test_reader.py tests/runs/test_writer.py tests/runs/test_completing.py"
-    " tests/runs/test_collect_output.py tests/queue/test_result_reader.py"
+    " tests/runs/test_collect_output.py tests/runs/test_in_place.py"
+    " tests/runs/test_parquet_output.py tests/queue/test_result_reader.py"
 )
 _RUNS = (
-    "tests/runs/test_results.py tests/runs/test_in_place.py tests/runs/test_functions.py"
-    " -m not(long)",
+    "tests/runs/test_results.py tests/runs/test_functions.py -m not(long)",
     "tests/runs/test_run_outputs.py tests/runs/test_run_spool.py tests/runs/test_run_found.py"
     " -m not(long)",
 )

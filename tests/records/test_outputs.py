@@ -1,5 +1,6 @@
 """Output files: cut to what was committed, safe before anything is forgotten, one writer."""
 
+import gzip
 import os
 import stat
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from streamq import Client, Protocol
 from streamq.errors import CollectorLost, InvalidValue
 from streamq.records.errors_file import check_errors_file, write_errors
 from streamq.records.output import OutputError, OutputExists, Written
-from streamq.records.outputs import FileOutput, check_new_output
+from streamq.records.outputs import FileOutput, check_new_output, check_output_name
+from streamq.records.ranges import Range
 from streamq.runs.collect import Collector
 from tests.conftest import ONE_KIND
 from tests.support.simulated import Worker
@@ -122,6 +124,32 @@ class TestOpening:
 
         later.close()
         assert path.read_bytes() == b"committed!"
+
+    def test_single_byte_of_somebody_else_is_not_cut_either(
+        self, path: Path, output: FileOutput
+    ) -> None:
+        output.open(0, has_begun=False, force=False)
+        written = Written(0, output.tail(0), output.inode)
+        output.close()
+        path.rename(path.with_name("moved"))
+        path.write_bytes(b"1")
+
+        assert FileOutput(path, "r").lacks(written)
+
+    def test_once_it_is_open_the_open_file_is_looked_at(
+        self, path: Path, output: FileOutput
+    ) -> None:
+        path.write_bytes(b"committed")
+        output.open(9, has_begun=True, force=False)
+        written = Written(9, output.tail(9), output.inode)
+        path.rename(path.with_name("moved"))
+        path.write_bytes(b"another")
+
+        assert not output.lacks(written)
+        assert output.lacks(Written(10, "", output.inode))
+
+        output.close()
+        assert FileOutput(path, "r").lacks(written)
 
     def test_a_file_is_not_cut_to_more_than_it_has(self, path: Path, output: FileOutput) -> None:
         path.write_bytes(b"short")
@@ -423,3 +451,59 @@ def test_link_beside_is_somebody_elses_also_where_no_file_stood_before(
 
     with pytest.raises(OutputExists):
         check_errors_file(tmp_path / "out.txt", ours=ours)
+
+
+class TestAdding:
+    @pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
+    def test_ranges_of_other_files_stand_where_they_were_given(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        path, source = tmp_path / name, tmp_path / "spool"
+        source.write_bytes(b"0123456789")
+        output = FileOutput(path, "r")
+        output.open(0, has_begun=False, force=False)
+        with source.open("rb") as spool:
+            fd = spool.fileno()
+            grown = output.add([b"a", Range(fd, 2, 3), Range(fd, 5, 1), b"bc", Range(fd, 0, 1)])
+            grown += output.add([b"d"])
+        output.close()
+
+        data = path.read_bytes()
+        assert grown == len(data)
+        assert (gzip.decompress(data) if name.endswith("gz") else data) == b"a2345bc0d"
+
+    def test_another_version_is_locked_like_the_file_it_replaces(
+        self, path: Path, output: FileOutput
+    ) -> None:
+        path.write_bytes(b"b\n")
+        output.open(2, has_begun=True, force=False)
+        written = output.draft(lambda file: iter([b"a\n", file.read()]))
+        output.replace()
+        output.write(b"c\n")
+
+        assert written.offset == 4
+        assert path.read_bytes() == b"a\nb\nc\n"
+        with pytest.raises(OutputExists, match="just being written by somebody else"):
+            FileOutput(path, "r").open(6, has_begun=True, force=False)
+
+        output.close()
+
+
+def test_zstd_that_cannot_be_written_is_told_before_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(InvalidValue, match=r"out\.zst is zstd: pip install"):
+        check_output_name("out.zst")
+
+
+def test_draft_of_failures_that_a_crash_left_goes_with_them(tmp_path: Path) -> None:
+    draft = tmp_path / ".out.errors.jsonl.draft"
+    draft.write_bytes(b"half of a li")
+
+    write_errors(tmp_path / "out.txt", b"")
+
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from streamq.model import Policy, Spec
+from streamq.protocol.replies import Terms
+from streamq.records.encoding import encode_result
 from streamq.records.errors_file import error_lines, errors_beside, write_errors
 from streamq.records.output import OutputError, OutputExists
 from streamq.records.outputs import FileOutput
@@ -97,3 +99,18 @@ def test_failures_of_somebody_else_that_came_meanwhile_are_refused_at_the_end(
     assert not committed(driver).owns_errors
     assert collect(driver, target, force=True)
     assert committed(driver).owns_errors
+
+
+def test_force_leaves_a_file_that_is_whole_as_it_is(driver: RequestByHand, target: Path) -> None:
+    """The server has forgotten its lines: to begin it anew would lose them."""
+    driver.load(1)
+    holder, _ = driver.claim(1)
+    driver.protocol.finish(
+        driver.id, holder, driver.call(holder), [1, encode_result([b"line"])], 1, Terms(0)
+    )
+    assert collect(driver, target)
+
+    assert collect(driver, target, force=True)
+
+    assert target.read_bytes() == b"line\n"
+    assert committed(driver).offset == 5
