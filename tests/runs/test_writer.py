@@ -1,8 +1,8 @@
 """The writer of an output: headers, and what comes before the first line."""
 
 import pytest
-from streamq.records.arrow import unpack_table
 
+from streamq.records.arrow_tables import unpack_table
 from streamq.records.encoding import encode_item, encode_result
 from streamq.records.writer import Writer
 
