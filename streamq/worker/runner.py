@@ -6,6 +6,7 @@ next, and is told what came of it.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -32,6 +33,8 @@ from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretc
 from streamq.worker.record_by_record import RecordByRecord
 from streamq.worker.tracebacks import text_that_can_be_encoded
 from streamq.worker.verdicts import Verdicts
+
+log = logging.getLogger(__name__)
 
 #: The outcome of a part of one record whose handler returned None.
 _NOTHING = PartDone(codec.encode_result([None]), 1)
@@ -331,7 +334,14 @@ class Runner(Verdicts):
             return RecordByRecord(self, part, given, items, watch)
         except Damaged as error:
             # The outcomes that the server keeps cannot be read: a redrive runs all of the part.
-            failure = self.describe(error, part, 0)
+            log.warning("part %d of %s is given up: %s", part.number, self._request_id, error)
+            failure = Failure(
+                error="Damaged",
+                message=text_that_can_be_encoded(error),
+                part=part.number,
+                attempts=part.attempt,
+                **self.place(part, 0),
+            )
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
     def _fetch(self, part: Part, reader: ReferenceReader) -> PartNotDone | None:

@@ -58,6 +58,20 @@ def test_only_records_without_an_outcome_run_again() -> None:
     assert story.calls == ["a", "b", "c", "b", "b"]
 
 
+def test_outcomes_that_cannot_be_read_are_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    """They are no error of the handler, and no traceback of ours helps anybody."""
+    runner = Runner(describe_handler(Story().tell, is_map=True), Spec(format="lines"), 9, "r")
+
+    outcome = runner.run(Part(1, b"a\nb\n", b"2 0 1", partial=b"\xff not ours\n"), None)
+
+    assert isinstance(outcome, PartNotDone)
+    assert (outcome.kind, outcome.records) == ("abandon", (0, -1))
+    (failure,) = outcome.failures
+    assert (failure.error, failure.traceback) == ("Damaged", "")
+    assert "cannot be read" in failure.message
+    assert caplog.messages == [f"part 1 of r is given up: {failure.message}"]
+
+
 def test_after_the_last_attempt_good_results_are_kept() -> None:
     story = Story(b=[ValueError("no")] * 9)
 
