@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,12 @@ def test_contributing_says_of_each_module_what_belongs_there() -> None:
     ]
 
     assert len(modules) > 200
-    for path in modules:
-        if path.parent.name != "commands":
+    placed = [path for path in modules if path.parent.name != "commands"]
+    of_name = Counter(path.name for path in placed)
+    for path in placed:
+        if of_name[path.name] > 1:
+            assert f"{path.parent.name}/{path.name}`" in text, path
+        else:
             assert f"/{path.name}`" in text or f"`{path.name}`" in text, path
 
 
