@@ -16,7 +16,7 @@ import msgspec
 from streamq import units
 from streamq.admin.doctor import Doctor
 from streamq.admin.server_checks import Finding
-from streamq.dashboard import rows, times, why
+from streamq.dashboard import notices, rows, times, why
 from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.curve import Curve, Ending, Point, curve_of
 from streamq.dashboard.failures import read_failure_groups
@@ -117,7 +117,7 @@ class OverviewSampler(_QueueSampler):
             "rate": census.curve.speed(),
             "point": census.curve.points[-1:],
             "levels": census.levels(),
-            "notices": why.notices_that_need_attention(census),
+            "notices": notices.notices_that_need_attention(census),
             "handlers_ran": times.times_of_handlers(workers),
             "top": [rows.row_of_request(each, census) for each in top],
         }

@@ -1,34 +1,11 @@
-"""Says in words why a request is not faster, and what in a queue needs attention."""
+"""Says in words why a request is not faster."""
 
 import time
-from collections.abc import Iterator
 
 import msgspec
 
-from streamq.dashboard.census import Census, KnownRequest
+from streamq.dashboard.census import Census
 from streamq.model import State, Status
-
-#: A request needs attention when this share of its records fail, and at least this many did.
-FAILING_SHARE, FAILING_LEAST = 0.01, 10
-#: How many notices are shown at most, and after how many the search ends.
-MOST_LINES, _MOST_FOUND = 20, 200
-#: A request stands still when no record was finished for this long (s).
-STILL_S = 600.0
-#: If the first look is overdue by more than this, no janitor sweeps the queue.
-UNSWEPT_MS = 60_000
-#: The codes of notices, the worst first.
-_ORDER = (
-    "nobody",
-    "full",
-    "janitor",
-    "damaged",
-    "handler",
-    "deadline",
-    "failing",
-    "still",
-    "canary",
-    "late",
-)
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -67,7 +44,7 @@ def _reason_it_is_stopped(status: Status, census: Census) -> Reason | None:
     if status.held_until_ms:
         left_s = max(0, status.held_until_ms - time.time() * 1e3) / 1e3
         return Reason(
-            "held", f"it is held for another {_time_words(left_s)}, by a delay or a snooze"
+            "held", f"it is held for another {words_of_time(left_s)}, by a delay or a snooze"
         )
     if parts.waiting + parts.running + parts.retry == 0 and status.state is State.LOADING:
         return Reason("loading", "its loader is slower than the workers: no part waits")
@@ -81,14 +58,14 @@ def _reason_it_is_stopped(status: Status, census: Census) -> Reason | None:
 def _reason_it_waits_between_attempts(status: Status) -> Reason | None:
     parts = status.parts
     if parts.retry and not parts.waiting and not parts.running:
-        return Reason("retry", f"{_counted(parts.retry, 'part')} wait for another attempt")
+        return Reason("retry", f"{words_of_count(parts.retry, 'part')} wait for another attempt")
     return None
 
 
 def _reason_its_own_limits_hold_it(status: Status, running: int) -> Reason | None:
     if status.rate_limit is not None and running < status.limit:
         rate = status.rate_limit
-        says = f"{rate:g} a second" if rate >= 1 else f"one in {_time_words(1 / rate)}"
+        says = f"{rate:g} a second" if rate >= 1 else f"one in {words_of_time(1 / rate)}"
         return Reason("rate", f"its rate lets {says} start")
     if running >= status.limit:
         return Reason("limit", f"it is at its limit: {status.limit} at once")
@@ -102,136 +79,22 @@ def _reason_other_requests_hold_it(status: Status, census: Census) -> Reason | N
     slots, busy = census.slots_of(status.handler)
     if slots and max(busy, census.curve.peak()) >= slots:
         before = census.waiting_before(status.level)
-        says = f"all {_counted(slots, 'slot')} that can run {status.handler} are busy"
+        says = f"all {words_of_count(slots, 'slot')} that can run {status.handler} are busy"
         if before:
-            return Reason("level", f"{says}, and {_counted(before, 'part')} wait at better levels")
+            return Reason(
+                "level", f"{says}, and {words_of_count(before, 'part')} wait at better levels"
+            )
         return Reason("slots", says)
     return None
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that needs attention."""
-
-    code: str
-    says: str
-    #: The request it is about; "" if it is about the queue.
-    request: str = ""
-    #: What to do.
-    remedy: str = ""
-
-
-def notices_that_need_attention(census: Census) -> list[Notice]:
-    """Return what needs attention, the worst first, ``MOST_LINES`` at most."""
-    found = list(_notices_of_queue(census))
-    for known in census.requests.values():
-        if len(found) >= _MOST_FOUND:
-            break
-        found.extend(_notices_of_request(known, census))
-    return sorted(found, key=lambda each: _ORDER.index(each.code))[:MOST_LINES]
-
-
-def _notices_of_queue(census: Census) -> Iterator[Notice]:
-    if census.requests and not census.has_slots:
-        yield Notice(
-            code="nobody",
-            says=f"{_counted(census.open, 'request')} and no live worker",
-            remedy="start workers: streamq worker MODULE:APP",
-        )
-    for node, share in census.nearly_full:
-        yield Notice(
-            code="full",
-            says=f"the server {node} uses {share:.0%} of its memory: at 100 % loaders are refused",
-            remedy="let workers drain it, collect results, or raise maxmemory",
-        )
-    if census.unswept_ms > UNSWEPT_MS:
-        yield Notice(
-            code="janitor",
-            says=f"no janitor has looked at the queue for {_time_words(census.unswept_ms / 1e3)}",
-            remedy="every pool is a janitor: look whether one runs; streamq janitor --once",
-        )
-    if census.damaged:
-        yield Notice(
-            code="damaged",
-            says=f"{_counted(len(census.damaged), 'request')} cannot be read: "
-            + ", ".join(census.damaged[:3]),
-            remedy="see Health; cancel or purge them",
-        )
-    slow = [name for name, each in census.workers.items() if _is_past_deadline(each.beat_ms)]
-    if slow:
-        yield Notice(
-            code="late",
-            says=f"{_counted(len(slow), 'worker')} not heard for over 20 s: {', '.join(slow[:3])}",
-            remedy="see Workers",
-        )
-
-
-def _notices_of_request(known: KnownRequest, census: Census) -> Iterator[Notice]:
-    status = known.status
-    yield from _notices_of_handler(status, census)
-    records = status.records
-    finished = records.done + records.failed
-    if records.failed >= FAILING_LEAST and records.failed > FAILING_SHARE * finished:
-        share = 100 * records.failed / finished
-        yield Notice(
-            code="failing",
-            request=status.id,
-            says=f"{share:.1f} % of records fail ({records.failed:,} of {finished:,})",
-            remedy="see its failures",
-        )
-    if status.waits_for_release:
-        yield Notice(
-            code="canary",
-            request=status.id,
-            says=f"its canary of {_counted(status.canary or 0, 'part')} has ended, and it waits",
-            remedy="look at its failures; then release or cancel it",
-        )
-    yield from _notices_of_deadline(known, census)
-
-
-def _notices_of_handler(status: Status, census: Census) -> Iterator[Notice]:
-    if census.has_slots and not census.has_handler(status.handler):
-        yield Notice(
-            code="handler",
-            request=status.id,
-            says=f"no live worker has the handler {status.handler}",
-            remedy="start a worker with it; if the name is wrong, cancel the request",
-        )
-
-
-def _notices_of_deadline(known: KnownRequest, census: Census) -> Iterator[Notice]:
-    """Tell of a request that will be late, or that stands still though it could go on."""
-    status, parts = known.status, known.status.parts
-    if status.deadline_ms and status.state is State.OPEN and known.speed > 0:
-        left = status.records.total - status.records.done - status.records.failed
-        late_s = time.time() + left / known.speed - status.deadline_ms / 1e3
-        if late_s > 0:
-            yield Notice(
-                code="deadline",
-                request=status.id,
-                says=f"at this speed it ends {_time_words(late_s)} after its deadline, and fails",
-                remedy="raise its limit, give it a better level, or start more workers",
-            )
-    still_s = time.monotonic() - known.moved_at
-    is_stuck = still_s > STILL_S and (parts.waiting or parts.running or parts.retry)
-    is_meant = status.paused or status.waits_for_release or status.held_until_ms
-    if is_stuck and not is_meant and census.has_handler(status.handler):
-        yield Notice(
-            code="still",
-            request=status.id,
-            says=f"none of its records was finished for {_time_words(still_s)}",
-            remedy="see why on its page, and what runs",
-        )
-
-
-def _is_past_deadline(beat_ms: int) -> bool:
-    return bool(beat_ms) and time.time() * 1e3 - beat_ms > 20_000
-
-
-def _counted(number: int, noun: str) -> str:
+def words_of_count(number: int, noun: str) -> str:
+    """Return a number with its noun, as ``1 part`` or ``2,000 parts``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _time_words(seconds: float) -> str:
+def words_of_time(seconds: float) -> str:
+    """Return a time in its largest unit, as ``2.5 h``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 3_600:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, Protocol, Request
-from streamq.dashboard import rows, why
+from streamq.dashboard import notices, rows, why
 from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.input_map import MOST_CELLS, read_map
 from streamq.dashboard.samplers import CensusesForSamplers, HealthSampler, sampler_of_topic
@@ -109,9 +109,9 @@ class TestReasons:
         assert self.reason(protocol, queue, other) == "handler"
         census = Census(protocol, queue)
         census.look()
-        assert [(each.code, each.request) for each in why.notices_that_need_attention(census)] == [
-            ("handler", other.id)
-        ]
+        assert [
+            (each.code, each.request) for each in notices.notices_that_need_attention(census)
+        ] == [("handler", other.id)]
         # What waits at better levels and cannot run is not in the way of others.
         submit(client, queue, 700, level=5).pause()
         submit(client, queue, 700, level=5, delay="1h")
@@ -130,7 +130,7 @@ class TestReasons:
             worker._fail(request.id, holder, call, part, ValueError("x"))
         census = Census(protocol, queue)
         census.look()
-        assert [each.code for each in why.notices_that_need_attention(census)] == [
+        assert [each.code for each in notices.notices_that_need_attention(census)] == [
             "nobody",
             "failing",
         ]
