@@ -29,11 +29,11 @@ class Ends:
         self._thread.start()
 
     def watch(self, request_id: str) -> None:
-        """Hear of the end of a request."""
+        """Begin to listen for the end of a request."""
         self._wanted = self._wanted | {request_id}
 
     def leave(self, request_id: str) -> None:
-        """Hear no more of a request."""
+        """Listen no longer for the end of a request."""
         self._wanted = self._wanted - {request_id}
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class Sampler(Shape):
         """Read the server, and return what to tell; it is absolute."""
 
     def past(self) -> Any:
-        """Return what one who begins to watch is told of the time before, or None."""
+        """Return what a new watcher is told of the time before, or None."""
 
 
 class CensusesForSamplers:

@@ -73,7 +73,7 @@ class Timeline:
         return {**now, "spans": recent[-MOST_IN_FRAME:], "left_out": self._left_out}
 
     def told(self) -> list[EndedTimelineSpan]:
-        """Return what one who begins to watch is told of leases that are over."""
+        """Return what a new watcher is told of leases that are over."""
         return list(self.spans)[-MOST_TOLD:]
 
     def _watch(self, census: Census) -> None:

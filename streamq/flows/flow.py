@@ -40,7 +40,7 @@ class Stage(
     max_failures: str | int | None = None
     poison: int | None = None
     weight: int | None = None
-    #: How much may be unfinished in this stage before the one before it waits: ``"2000 parts"`` or
+    #: How much may be unfinished in this stage; the one before it waits then: ``"2000 parts"`` or
     #: a size such as ``"64 MiB"``.
     window: str | int | None = None
     on_failure: OnFailure = "fail"
@@ -90,7 +90,8 @@ class Flow:
     def map(self, handler: str | Callable[..., Any], **options: Any) -> "Flow":
         """Add a stage that makes one part of each, or none where the handler returns None.
 
-        ``window`` bounds what may be unfinished in the stage before the one before it waits.
+        ``window`` bounds what may be unfinished in the stage. When it is full, the stage before
+        it waits.
 
         Example:
             app.flow("shop").map(fetch, limit=50).map(describe, window="2000 parts")

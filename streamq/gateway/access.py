@@ -117,7 +117,7 @@ class Access:
         return key, cookies.cookie_of(keys, key)
 
     def share(self, caller: Caller, request_id: str, days: int) -> str:
-        """Return what a link ends with that shows one request to whoever has it.
+        """Return the end of a link that shows one request to everybody who has it.
 
         Raises:
             Problem: this gateway has no keys, so nobody needs a link.
@@ -226,7 +226,7 @@ class FailedLogins:
 
 
 def refused_without_key(detail: str) -> Problem:
-    """Return what a caller is told that did not say who it is."""
+    """Return the answer to a caller that did not say who it is."""
     return Problem(401, "KEY", "a key is needed", detail)
 
 

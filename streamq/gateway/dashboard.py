@@ -43,7 +43,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     """The beginning of a part's payload."""
 
     part: int
-    #: How many bytes it has; -1: the server has it no more.
+    #: How many bytes it has; -1: the server no longer has it.
     bytes: int
     text: str = ""
     source: str = ""

@@ -64,7 +64,7 @@ async def changes(gateway: Gateway, call: Call) -> Answer:
 
 
 async def share(gateway: Gateway, call: Call) -> Answer:
-    """Make a link that shows one request to whoever has it."""
+    """Make a link that shows one request to everybody who has it."""
     request_id, days = call.path["id"], call.body.days
     await _board_of_gateway(gateway).check_request(call.caller, request_id)
     link = gateway.access.share(call.caller, request_id, days)

@@ -106,7 +106,7 @@ class Desk:
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
-        #: In which lines they do.
+        #: The lines in which calls of each caller wait.
         self._lines_of: defaultdict[str, Counter[DispatchLine]] = defaultdict(Counter)
         #: Whether the gateway stops. Then no call waits any more.
         self.is_stopping = False

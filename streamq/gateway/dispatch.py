@@ -151,7 +151,7 @@ class DispatchLine:
             return True
 
     def join(self, waiter: DispatchedTake) -> None:
-        """Wait behind those who wait already."""
+        """Wait behind the calls that wait already."""
         with self._changed:
             self._waiting.append(waiter)
             if self._thread is None:
@@ -242,7 +242,7 @@ class DispatchLine:
         return True
 
     def _release(self, claimed: Claimed[Spec]) -> None:
-        """Give back parts that nobody was told of."""
+        """Give back parts that no worker was told of."""
         lease = claimed.lease
         held = Holding(request_id=lease.request_id, holder=lease.holder)
         self._keeper.release(held, lease.book.next_call(), None)

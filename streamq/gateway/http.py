@@ -177,7 +177,7 @@ def _visit_of_http(request: Request) -> Visit:
 
 
 def _note_change_over_http(call: Call, route: Route, request: Request, status: int) -> None:
-    """Write into the log who changed which request. No log has keys, tickets or payloads."""
+    """Log who changed which request. Keys, tickets and payloads are never logged."""
     if route.is_change:
         what = request.path_params.get("id", "")
         who, address = call.caller, call.visit.address
@@ -264,7 +264,7 @@ class _HttpSent(BackgroundTask):
         self._was_reset = was_reset
 
     async def __call__(self) -> None:
-        """Tell it."""
+        """Tell the operation that its answer is out."""
         self._delivered(self._was_reset)
 
 

@@ -1,7 +1,7 @@
 """The file with the keys of gateways: who may call, and the secret that signs tickets.
 
-A key is ``sqk_`` and 32 random bytes. The file has its SHA-256 digest only: whoever reads the file
-cannot call. All gateways of a fleet have the same file. They read it again when it has changed.
+A key is ``sqk_`` and 32 random bytes. The file has only its SHA-256 digest, with which nobody can
+call. All gateways of a fleet have the same file. They read it again when it has changed.
 """
 
 import datetime

@@ -201,11 +201,11 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
     _tell_lost: Callable[[], None] | None = None
 
     def tell_lost(self, tell: Callable[[], None] | None) -> None:
-        """Have the call at hand told when the connection is lost, or no more."""
+        """Set what is called when the connection is lost during a call; None after the call."""
         self._tell_lost = tell
 
     def was_reset(self) -> bool:
-        """Return whether the connection ended without a goodbye, as one does that lost bytes."""
+        """Return whether the connection was reset: then bytes may be lost."""
         return self._is_reset
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -260,7 +260,7 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer bytes that are not HTTP."""
         self._refuse(Problem(400, "INVALID", "that is no HTTP", "the call is no HTTP/1.1"))
 
     def _expect_head(self) -> None:

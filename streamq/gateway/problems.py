@@ -87,7 +87,7 @@ class Problem(Exception):
 
 
 def problem_of_too_many_takes(detail: str) -> Problem:
-    """Return what a caller is told that has too much open at once."""
+    """Return the problem of a caller that has too much open at once."""
     return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
 
 

@@ -116,7 +116,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     takes_file: bool = False
     #: Whether it changes what the server holds, and is told of in the log.
     is_change: bool = False
-    #: Whether also a caller may use it who may see one request only.
+    #: Whether callers that may see only one request may use it, too.
     is_of_all: bool = False
 
     @property

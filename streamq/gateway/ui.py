@@ -1,4 +1,4 @@
-"""The dashboard beside a run: on a free port of this machine, for whoever has the printed URL."""
+"""The dashboard beside a run, on a free port of this machine: the first browser is let in."""
 
 import hmac
 import logging

@@ -20,7 +20,7 @@ class WebSocketStream(ImpatientListener, WebSocketsSansIOProtocol):
         """Ask a browser now and then whether it is there. A worker beats."""
         if self.scope["path"] != PATH:
             super().start_keepalive()
-        # Nobody reads the words of its beginning again.
+        # Its opening handshake is not needed any more.
         del self.request, self.response
 
 

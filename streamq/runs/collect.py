@@ -132,7 +132,7 @@ class Collector:
         self._form = form
         self._writer = Writer(form, [])
         self._name = secrets.token_hex(8)
-        #: Whether the output that was begun is lost, and how many parts the server has no more.
+        #: Whether the output that was begun is lost, and how many parts the server no longer has.
         self._is_anew = False
         self._gone = 0
         #: The request's failures, once all results are written; the caller writes them to a file.

@@ -73,7 +73,7 @@ def load(
         AppLoadError: there is no such flow.
         FleetTooOld: a live worker is of a version that does not know flows.
         RequestExists: the id has another submission, or a file has changed since.
-        ServerError: not now; the same call with the same id goes on.
+        ServerError: the server does not answer now; the same call with the same id goes on.
 
     Example:
         request = load(client, "big.txt", handler="shout", id="nightly")

@@ -19,7 +19,7 @@ MakeWriter = Callable[[], Writer]
 
 
 class _Record(msgspec.Struct):
-    """Of a failure, the number of its record (0 for the whole part). Nothing else is read."""
+    """The number of a failed record (0: the whole part). Nothing else of a failure is read."""
 
     record: int = 0
 

@@ -184,7 +184,7 @@ def describe_flow(
 ) -> Source:
     """Return the request that a flow and the options describe; as ``describe_source``.
 
-    ``served``: by the name of a handler another one, under which it serves in that queue.
+    ``served``: names of handlers, each with the name under which it serves in the queue.
 
     Raises:
         InvalidValue: there can be no such flow, an option is not allowed, or a file cannot be read.

@@ -19,7 +19,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     #: The function, ``module:function`` or ``file.py:function``, or the flow; "" for a program.
     target: str
-    #: Of a flow: the names that its handlers have in this run, and by them their own.
+    #: Of a flow: the names that its handlers have in this run, each with the handler's own name.
     serves: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     output: str

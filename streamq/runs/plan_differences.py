@@ -155,9 +155,9 @@ def _option_in_words(value: Any) -> str:
 
 
 def fields_to_steer(then: Plan, now: Plan) -> dict[str, dict[str, Any]]:
-    """Return what a request that is gone on with has to be set to: level, limit, rate, weight.
+    """Return the level, limit, rate and weight that a resumed request has to be set to.
 
-    Of a flow, by place, each stage that is to be set.
+    Of a flow: those of each stage that has to be set, by the place of the stage.
     """
     found = {
         place: _steered_fields(was, is_now)

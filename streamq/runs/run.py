@@ -77,7 +77,7 @@ class Run:
 
         ``is_alone``: no other program uses the server. ``note``: where it notes which file its
         output is. ``gaps``: where it notes what is missing there. ``spool``: the folder in which
-        its processes keep results. ``steered``: what a request that is gone on with is set to, by
+        its processes keep results. ``steered``: what a resumed request is set to, by
         its places. ``on_begun`` is called once, when the function is loaded and the run can be
         resumed.
         """

@@ -61,7 +61,7 @@ class Window:
         kept, results = self._protocol.result_bytes(self._id), found.count("results")
         size = found.known_count("bytes") / total
         if self._spooled and self._parts:
-            # Where no result waits, what is in spools are lines that nobody was told of.
+            # If no result waits, lines that are in spools were not told to the server yet.
             kept += self._spooled() if results else 0
             size = self._input / self._parts
         # Parts that wait become results, which may be larger: as large as those that are there, or
