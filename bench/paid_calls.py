@@ -322,6 +322,8 @@ def main() -> None:
         of.add_argument("--json", action="store_true")
         of.set_defaults(do=do)
     asked = parser.parse_args()
+    # A shell starts what runs in the background with Ctrl-C ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asked.do(asked)
 
 

@@ -30,10 +30,10 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         str,
         typer.Option(
             "--format",
-            metavar="FORMAT",
             # `load` alone takes `requests`, and its own text explains that.
-            help=f"What the files hold: {', '.join(_OF_FILES)}. auto goes by the name of a file; "
-            "file makes each file one record.",
+            metavar="|".join(_OF_FILES),
+            help="What the files hold. auto goes by the name of a file; file makes each file one "
+            "record.",
             rich_help_panel=panels.INPUT,
         ),
     ] = "auto"
@@ -217,7 +217,8 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         typer.Option(
             "--timeout",
             metavar="TIME",
-            help="Longest time that a part may run: 30s, 5m, 1h30m.",
+            help="Longest time that a record may take: 30s, 5m, 1h30m. Where the function takes a "
+            "whole part, or a program does, it is for the part.",
             show_default="what the function says, else none",
             rich_help_panel=panels.FAILURES,
         ),

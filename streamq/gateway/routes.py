@@ -91,7 +91,7 @@ _UPLOAD = {
     "limit": Param("run at most so many parts at once", _COUNT),
     "rate": Param("at most so many starts in a time, such as 100/s", _TEXT),
     "retries": Param("attempts after the first", _COUNT),
-    "timeout": Param("the longest time that a part may run, such as 30s", _TEXT),
+    "timeout": Param("the longest time that a record may take, or a part of a handler: 30s", _TEXT),
     "max_failures": Param("more failures than this end the request: 10 or 2%", _TEXT),
     "keep": Param("keep the request and its results so long after its end", _TEXT),
     "delimiter": Param("of a CSV: the character between fields", _TEXT),

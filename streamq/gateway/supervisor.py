@@ -68,7 +68,7 @@ class GatewaySupervisor:
         self._port = _reserved_port(host, port)
         where = f"[{host}]" if ":" in host else host
         listen = f"{where}:{self._port.getsockname()[1]}"
-        self._command = [sys.executable, "-m", "streamq.cli", *words, "--listen", listen]
+        self._command = [sys.executable, "-P", "-m", "streamq.cli", *words, "--listen", listen]
         self._env = os.environ | {SECRET: secrets.token_hex(32)}
         self._count = count
         self._health = split_health_address(health_port) if health_port else None

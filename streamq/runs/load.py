@@ -46,7 +46,7 @@ from streamq.records.splitting import (
 )
 from streamq.records.table_files import table_chunks
 from streamq.runs.fleet_size import sized_by_fleet
-from streamq.runs.input_differences import check_loaded, difference_of_inputs
+from streamq.runs.input_differences import InputDifferences
 from streamq.runs.window import Window
 
 #: How often (s) a load that is ahead of the workers looks whether it may go on.
@@ -112,7 +112,8 @@ class Load:
         self._files = policy.spec.files
         #: Whether files may grow. Workers compare checksums of parts by reference, but of no tables
         #: and whole files.
-        self._may_grow = not policy.spec.by_reference or policy.spec.format in TEXT_FORMATS
+        may_grow = not policy.spec.by_reference or policy.spec.format in TEXT_FORMATS
+        self._differences = InputDifferences(may_grow=may_grow)
         self._loading = Loading(protocol, request_id, policy)
         #: By which keys its parts are found.
         self.keys = KeyIndex(protocol, request_id, policy)
@@ -200,7 +201,7 @@ class Load:
             self._cursor = msgspec.json.decode(cursor, type=Cursor) if cursor else Cursor()
 
     def _seal(self, begun: list[InputIdentity]) -> None:
-        check_loaded(begun, may_grow=self._may_grow)
+        self._differences.check_loaded(begun)
         self._loading.seal(self._stands)
 
     def _named(self, error: Exception) -> Exception:
@@ -240,8 +241,8 @@ class Load:
         with damaged_if_unreadable(f"what {self._id} was loaded from"):
             then = msgspec.json.decode(kept, type=list[InputIdentity]) if kept else []
         # After a complete load nothing would ever read what was added. A run goes on with its work.
-        may_grow = self._may_grow and not (snapshot.is_sealed and self._checks_complete)
-        if changed := difference_of_inputs(then, now, may_grow=may_grow):
+        may_grow = not (snapshot.is_sealed and self._checks_complete)
+        if changed := self._differences.difference(then, now, may_grow=may_grow):
             raise self._other(changed)
 
     def _other(self, what: str) -> RequestExists:

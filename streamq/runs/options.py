@@ -81,7 +81,7 @@ class RequestOptions(TypedDict, total=False):
     rate: str | None
     #: Attempts after the first.
     retries: int | None
-    #: The longest time that a part may run: ``"30s"``.
+    #: The longest time that a record may take, or a part of a handler: ``"30s"``.
     timeout: str | float | None
     #: More failures than this end the request as failed: ``10`` or ``"2%"``.
     max_failures: str | int | None

@@ -44,7 +44,7 @@ def read_flow_apart(target: str, *, has_handlers: bool) -> Flow:
         try:
             # What the module prints goes to stderr: standard output may be that of the results.
             process = subprocess.Popen(
-                [sys.executable, "-c", _BEGIN, str(writer), target, *wanted],
+                [sys.executable, "-P", "-c", _BEGIN, str(writer), target, *wanted],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=(writer,),

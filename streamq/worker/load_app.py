@@ -86,7 +86,8 @@ def _find_target(target: str, what: str) -> tuple[ModuleType, Any]:
     found: Any = module
     for attribute in name.split("."):
         if not hasattr(found, attribute):
-            raise TargetError(f"{module_name} has no {name!r}{_apps_of(found)}")
+            more = _apps_of(found) or _other_file(module_name, module, name)
+            raise TargetError(f"{module_name} has no {name!r}{more}")
         found = getattr(found, attribute)
     return module, found
 
@@ -139,11 +140,11 @@ def files_of_user_code() -> list[str]:
 
 
 def _load_module(name: str) -> ModuleType:
-    if name.endswith(".py"):
-        return _load_app_file(Path(name))
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    if name.endswith(".py"):
+        return _load_app_file(Path(name))
     if name.startswith("."):
         raise TargetError(f"there is no module {name!r}; a file is named as folder/file.py:NAME")
     try:
@@ -162,13 +163,25 @@ def _load_app_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A module of Python with the same name stays what it is for all others.
+    known = sys.modules.get(path.stem)
+    is_free = known is None or getattr(known, "__file__", "") == str(path.absolute())
+    name = path.stem if is_free else f"{path.stem}_py"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _other_file(name: str, module: ModuleType, wanted: str) -> str:
+    """Return in words that a file of the current folder is not what its name means; "" if it is."""
+    path = Path(f"{name}.py")
+    if not path.is_file() or str(path.absolute()) == getattr(module, "__file__", ""):
+        return ""
+    return f": {name} is a module of Python; write {path}:{wanted}"
 
 
 def _apps_of(module: Any) -> str:

@@ -415,7 +415,13 @@ class Runner(Verdicts):
             return self._decode(
                 records.without_line_ending(record) if self._is_text else record, is_json
             )
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise DecodeError(
+                f"the record is not UTF-8: {error.reason} 0x{byte:02x}; files that are encoded "
+                "otherwise are read with --encoding latin-1, for example"
+            ) from None
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise DecodeError(f"the record does not decode: {error}") from None
 
     def encode(self, returned: Any) -> Item:

@@ -58,7 +58,7 @@ class Spawner:
         ours, theirs = socket.socketpair()
         try:
             popen = subprocess.Popen(
-                [sys.executable, "-c", _BEGIN, str(theirs.fileno()), str(fd)],
+                [sys.executable, "-P", "-c", _BEGIN, str(theirs.fileno()), str(fd)],
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C in the terminal is for the parent, which lets its processes finish.
                 process_group=0,

@@ -276,11 +276,12 @@ class TestFailures:
         assert request.wait(20).records.done == 2
         (failure,) = request.errors()
         assert (Path(failure.source).name, failure.line) == ("in.txt", 2)
-        assert "does not decode" in failure.message
+        assert "is not UTF-8: invalid start byte 0xff; files" in failure.message
         request = client.get(rows.stdout.strip())
         assert request.wait(20).records.done == 1
         many, bad = request.errors()
         assert (many.line, bad.line) == (2, 3)
+        assert "--encoding" in bad.message
         assert "3 fields, the header 2" in many.message
 
     @ONE_KIND

@@ -5,6 +5,8 @@ import gzip
 import json
 import lzma
 import random
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -178,6 +180,37 @@ def test_mistakes_are_named_and_leave_nothing(
     assert "Traceback" not in done.stderr
     assert not (tmp_path / ".streamq").exists()
     assert processes_in(tmp_path) == []
+
+
+def test_file_with_the_name_of_a_module_of_python(streamq: Streamq, tmp_path: Path) -> None:
+    (tmp_path / "gc.py").write_text(
+        "import gc\ndef up(line: str) -> str:\n    return f'{line} {gc.isenabled()}'\n"
+    )
+    (tmp_path / "in.txt").write_text("a\nb\n")
+
+    by_module = streamq("run", "in.txt", "--map", "gc:up", "-o", "out.txt")
+    by_file = streamq("run", "in.txt", "--map", "gc.py:up", "-o", "out.txt")
+
+    assert by_module.returncode == 4
+    assert "gc has no 'up': gc is a module of Python; write gc.py:up" in by_module.stderr
+    assert by_file.returncode == 0, by_file.stderr
+    assert (tmp_path / "out.txt").read_text() == "a True\nb True\n"
+
+
+def test_files_in_the_folder_do_not_take_the_place_of_modules_of_python(tmp_path: Path) -> None:
+    for name in ("json", "queue", "selectors", "secrets"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported by mistake')\n")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "job.py").write_text("from words import up\n")
+    (tmp_path / "words.py").write_text("def up(line: str) -> str:\n    return line.upper()\n")
+    (tmp_path / "in.txt").write_text("a\nb\n")
+    # As the installed command does: -m alone would put this folder first, for all modules.
+    command = [sys.executable, "-P", "-m", "streamq.cli", "run", "in.txt", "-o", "out.txt"]
+
+    done = subprocess.run([*command, "--map", "code/job.py:up"], cwd=tmp_path, capture_output=True)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_text() == "A\nB\n"
 
 
 def test_killed_while_it_starts_it_leaves_no_process(

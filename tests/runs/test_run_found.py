@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from streamq import Client, State, find_run
 from streamq.records.inputs import InputIdentity
 from tests.runs.running import (
     COMMAND,
@@ -530,21 +531,51 @@ class TestInputThatGrows:
         assert "in.txt has 25 bytes more by now, which are not read" in said
         assert output.read_bytes() in (before, before + b" line\r\n")
 
+    @pytest.mark.parametrize("options", [(), ("--no-spool",)])
     def test_a_run_that_was_stopped_goes_on(
-        self, killed: Callable[..., Path], streamq: Streamq, source: Path
+        self,
+        killed: Callable[..., Path],
+        streamq: Streamq,
+        source: Path,
+        options: tuple[str, ...],
     ) -> None:
         with source.open("ab") as file:
             file.write(b"\r\n")
         before = source.read_bytes()
-        output = killed("--no-spool")
+        output = killed(*options)
         with source.open("ab") as file:
             file.write(b"added\r\n")
 
-        done = streamq(*WORDS, "--no-spool")
+        done = streamq(*WORDS, *options)
 
         assert done.returncode == 0, done.stderr
-        assert "in.txt has 7 bytes more by now, which are not read" in done.stderr
+        assert done.stderr.count("in.txt has 7 bytes more by now, which are not read") == 1
         assert output.read_bytes() == before
+
+    def test_what_is_not_read_is_told_at_once(
+        self,
+        begin: Begin,
+        streamq: Streamq,
+        source: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Also if all was loaded when the run was killed: then nothing is read again."""
+        monkeypatch.chdir(tmp_path)
+        source.write_bytes(b"".join(b"line %d\n" % n for n in range(600)))
+        running, output = begin_slowly(begin, tmp_path, 200)
+        found = find_run()
+        with Client(found.url, prefix=found.prefix) as client:
+            wait_until(lambda: client.get(found.id).status().state is not State.LOADING, 20)
+        kill_all(running)
+        with source.open("ab") as file:
+            file.write(b"added\n")
+
+        done = streamq("run", "--resume")
+
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("in.txt has 6 bytes more by now, which are not read") == 1
+        assert len(output.read_bytes().splitlines()) == 600
 
     def test_compressed_file_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "in.gz"
