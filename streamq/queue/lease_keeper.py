@@ -41,7 +41,8 @@ SWEEP_EVERY_S = 1.0
 LOOK_EVERY_S = 0.5
 #: Errands that the server did not answer are tried again this often.
 ERRANDS_EVERY_S = 1.0
-#: A pool tells at once how many of its slots are busy when that changes, once in this time at most.
+#: A pool tells at once how many of its slots are busy when that changes, and what the first records
+#: of a handler took, once in this time at most.
 CHANGE_EVERY_S = 1.0
 #: While somebody looks at the timeline, a host tells so often what its slots did.
 SHOW_EVERY_S = 1.0
@@ -159,7 +160,11 @@ class LeaseKeeper:
         """
         self._renewals.hold(holdings)
         if len(holdings) != self._told_busy:
-            self._speaking.hurry(self._beat, self._told_at + CHANGE_EVERY_S)
+            self.tell_soon()
+
+    def tell_soon(self) -> None:
+        """Send the next heartbeat a second after the last one: there is something new to tell."""
+        self._speaking.hurry(self._beat, self._told_at + CHANGE_EVERY_S)
 
     @property
     def holdings(self) -> list[Holding]:

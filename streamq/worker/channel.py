@@ -126,6 +126,12 @@ class VisitAt(msgspec.Struct, frozen=True, tag="Look"):
     at_ms: int
 
 
+class FirstRecords(msgspec.Struct, frozen=True, tag="First"):
+    """Says that records of a handler are done in a process for the first time."""
+
+    handler: str
+
+
 #: ``stop``: end after what runs. ``quiet``: take nothing more. ``go``: take again.
 CommandWord = Literal["stop", "quiet", "go"]
 
@@ -136,7 +142,7 @@ class Command(msgspec.Struct, frozen=True, tag="Order"):
     word: CommandWord
 
 
-Message = Ready | LoadFailed | IdleFor | VisitAt | Command
+Message = Ready | LoadFailed | IdleFor | VisitAt | FirstRecords | Command
 _decode = msgspec.json.Decoder(Message).decode
 
 

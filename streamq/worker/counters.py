@@ -120,7 +120,8 @@ def measured_records(row: Row | None, *, is_coroutine: bool, is_map: bool) -> Me
     """Return what is known of a handler's records, from what its processes have done."""
     row = row or NOTHING
     _, seconds = times_counted(row, RAN)
-    records = row[RECORDS_DONE] + row[RECORDS_FAILED]
+    # The time of a batch is counted at its end; records that failed in it may be counted before.
+    records = row[RECORDS_DONE] + row[RECORDS_FAILED] if seconds else 0
     return Measured(records, seconds, row[RESULT_BYTES], is_coroutine=is_coroutine, is_map=is_map)
 
 

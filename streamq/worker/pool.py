@@ -22,7 +22,15 @@ from streamq.records.sizes import Measured
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
-from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
+from streamq.worker.channel import (
+    FirstRecords,
+    IdleFor,
+    LoadFailed,
+    PoolOptions,
+    ProcessConfig,
+    Ready,
+    VisitAt,
+)
 from streamq.worker.file_watch import FileWatch
 from streamq.worker.hand_backs import hand_back
 from streamq.worker.pool_work import PoolWork
@@ -95,6 +103,8 @@ class Pool:
         self._interrupts = 0
         #: The first signal that told the pool to stop, if one did.
         self.stopped_by = 0
+        #: Handlers of which a heartbeat was told to tell what their first records took.
+        self._measured: set[str] = set()
         self._files = FileWatch()
         self._looked = time.monotonic()
         self._quiet = False
@@ -251,6 +261,9 @@ class Pool:
             self._keeper.expect(message.at_ms)
         elif isinstance(message, IdleFor):
             handle.idle_s = message.idle_s
+        elif isinstance(message, FirstRecords) and message.handler not in self._measured:
+            self._measured.add(message.handler)
+            self._keeper.tell_soon()
 
     def _replace_dead(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""

@@ -28,7 +28,7 @@ from streamq.queue.taker import KNOWN_REQUESTS, Host, Invitation, Taker
 from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
 from streamq.worker.batches import Batches, BatchLease
-from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt
+from streamq.worker.channel import Channel, Command, FirstRecords, IdleFor, ProcessConfig, VisitAt
 from streamq.worker.join_runner import make_runner
 from streamq.worker.runner import Runner
 from streamq.worker.slot_book import SlotBook
@@ -77,7 +77,11 @@ class WorkerProcess:
         )
         self._taker = Taker(self._protocol, host, self._prepare, self._ask_for_visit)
         self._handlers = {name: number for number, name in enumerate(app.handlers)}
-        self._books = [SlotBook(table, slot, self._handlers) for slot in range(config.slots)]
+        #: Handlers of which records are done here.
+        self._known: set[str] = set()
+        self._books = [
+            SlotBook(table, slot, self._handlers, self._note_done) for slot in range(config.slots)
+        ]
         self._batches = Batches(table, self._taker, is_alone=self._is_alone, ended=self._end)
         self._changed = Condition()
         self._free = list(range(config.slots))
@@ -185,6 +189,12 @@ class WorkerProcess:
 
     def _ask_for_visit(self, at_ms: int) -> None:
         self._channel.send(VisitAt(at_ms))
+
+    def _note_done(self, handler: str) -> None:
+        """Tell the parent, once for each handler, that records of it are done here."""
+        if handler not in self._known:
+            self._known.add(handler)
+            self._channel.send(FirstRecords(handler))
 
     # Slots
 

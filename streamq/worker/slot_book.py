@@ -1,7 +1,7 @@
 """The book of a process's slots: their leases, also in the table that the parent sees."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from streamq.model import Part
 from streamq.queue.outcomes import GIVEN_UP, PartNotDone
@@ -13,11 +13,21 @@ from streamq.worker.slot_table import SlotTable
 class SlotBook:
     """A ``LeaseBook`` of one slot. The parent reads it, and speaks for the process if that dies."""
 
-    def __init__(self, table: SlotTable, slot: int, handlers: Mapping[str, int]) -> None:
-        """``handlers`` has the place of each handler among all, for the counters."""
+    def __init__(
+        self,
+        table: SlotTable,
+        slot: int,
+        handlers: Mapping[str, int],
+        note_done: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """``handlers`` has the place of each handler among all, for the counters.
+
+        ``note_done`` is called with it whenever parts of a handler are done.
+        """
         self._table = table
         self._slot = slot
         self._handlers = handlers
+        self._note_done = note_done
         self.name = str(slot)
         #: Of the lease at hand, for its span: since when, how the slot is called, of which request,
         #: and how many parts of it are done, failed and retried.
@@ -60,6 +70,7 @@ class SlotBook:
         self._done += parts
         count(slot, number, counters.DONE, parts)
         count(slot, number, counters.RECORDS_DONE, records)
+        self._note_done(handler)
 
     def count_failed(self, handler: str, part: Part, outcome: PartNotDone, word: str) -> None:
         """Count a part that runs again or failed for good."""

@@ -68,7 +68,7 @@ class TestStep:
         monkeypatch.setattr(fleet_size, "PATIENCE_S", 0.0)
 
         sizing.step(0, 1e9)
-        assert sizing.step(2, 1e9) == AS_LARGE_AS_ALLOWED
+        assert sizing.step(2, 1e9) == Step(64, 64)
 
 
 @pytest.mark.commands

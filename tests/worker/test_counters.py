@@ -35,6 +35,17 @@ def test_slots_of_one_handler_are_added_up(tally: SlotCounters) -> None:
     assert counters.parts_counted(second) == 33
 
 
+def test_records_that_failed_before_their_time_was_counted_measure_nothing(
+    tally: SlotCounters,
+) -> None:
+    tally.count(0, 0, counters.RECORDS_FAILED, 2)
+    before = counters.measured_records(tally.rows(1)[0], is_coroutine=False, is_map=True)
+    tally.observe(0, 0, RAN, [0.5])
+    after = counters.measured_records(tally.rows(1)[0], is_coroutine=False, is_map=True)
+
+    assert (before.records, after.records, after.seconds) == (0, 2, 0.5)
+
+
 def test_each_count_has_a_place_of_its_own(tally: SlotCounters) -> None:
     kinds = (
         counters.DONE,

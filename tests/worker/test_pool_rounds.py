@@ -25,6 +25,7 @@ from streamq.worker import pool as pools
 from streamq.worker.channel import (
     Channel,
     Command,
+    FirstRecords,
     IdleFor,
     LoadFailed,
     PoolOptions,
@@ -65,6 +66,9 @@ class Ear(Heard):
 
     def expect(self, at_ms: int) -> None:
         self.words.append(("expect", at_ms))
+
+    def tell_soon(self) -> None:
+        self.words.append(("tell_soon",))
 
     def hold(self, holdings: list[Holding]) -> None:
         self.holdings = holdings
@@ -329,6 +333,15 @@ class TestHearing:
 
         assert words(stage, "expect") == [(123,)]
         assert stage.members()[0].idle_s == 4.5
+
+    def test_first_records_of_a_handler_are_told_with_the_next_heartbeat(self, scene: Any) -> None:
+        stage = scene(processes=2)
+        for process, handler in zip(stage.open() * 2, ("a", "a", "b", "a"), strict=True):
+            process.channel.send(FirstRecords(handler))
+
+        stage.hear()
+
+        assert words(stage, "tell_soon") == [(), ()], "once for each handler"
 
     def test_process_that_hangs_up_is_about_to_end(self, scene: Any) -> None:
         stage = scene()

@@ -17,6 +17,7 @@ from streamq.worker.channel import (
     Channel,
     Command,
     CommandWord,
+    FirstRecords,
     IdleFor,
     Message,
     ProcessConfig,
@@ -255,6 +256,15 @@ class TestRunning:
 
         assert 50_000 < look.at_ms - time.time() * 1e3 < 61_000
         assert request.status().state.is_live
+
+    def test_first_records_of_a_handler_are_told_to_the_pool_once(
+        self, shop: Any, submit: Any
+    ) -> None:
+        opened = shop()
+        for _ in range(3):
+            submit("note", ["1", "2"]).wait(20)
+
+        assert [word.handler for word in opened.said(FirstRecords)] == ["note"]
 
     def test_coroutine_over_its_time_is_stopped_and_fails(self, shop: Any, submit: Any) -> None:
         request = submit("endless", [""], timeout="0.2s", retries=0)
