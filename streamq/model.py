@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
@@ -425,13 +426,19 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return not self.state.is_live and self.records.done == 0 and self.has_failures
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the status as plain dicts, numbers and text, for JSON or a web framework.
+        """Return the status as plain dicts, numbers and text, for JSON.
+
+        ``dict(status)`` is the same, so FastAPI takes a status that a function returns.
 
         Example:
             json.dumps(request.status().to_dict())
         """
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield what ``to_dict`` has, so that a web framework such as FastAPI takes a status."""
+        return iter(self.to_dict().items())
 
 
 class StageStatus(Status, frozen=True, kw_only=True):

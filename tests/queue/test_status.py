@@ -97,6 +97,7 @@ class TestForPrograms:
         told = request_.status().to_dict()
 
         assert json.loads(json.dumps(told)) == told
+        assert dict(request_.status()) == told, "which is how FastAPI makes JSON of a value"
         assert (told["id"], told["state"], told["parts"]["total"]) == (request_.id, "open", 5)
 
     @on_one_kind
