@@ -1020,6 +1020,7 @@ class TestPaces:
         assert stage.pool._work.paces() == {}
         first, _ = stage.open()
         first.slot.counters.count(0, 1, counters.RECORDS_DONE, 40)
+        first.slot.counters.observe(0, 1, counters.RAN, [0.1])
 
         paces = stage.pool._work.paces()
 
