@@ -208,14 +208,18 @@ class TestStrike:
         slot, parent = pair
         parts = 250
         slot.hold(0, "h", "r")
-        begun, done = os.pipe(), os.pipe()
+        begun, some, done = os.pipe(), os.pipe(), os.pipe()
 
         def start_all() -> None:
             for _ in range(ROUNDS):
                 os.read(begun[0], 1)
-                started = 0
+                # On a busy machine the other process is woken here, and does not come too late.
+                started, wakes = 0, random.randrange(parts)
                 while started < parts and slot.start(0, started, 0):
                     started += 1
+                    if started > wakes:
+                        os.write(some[1], b".")
+                        wakes = parts
                 os.write(done[1], bytes([started]))
 
         wait = run_beside(start_all)
@@ -224,7 +228,8 @@ class TestStrike:
             slot.deal(0, range(1, parts + 1))
             held = seen(parent)
             os.write(begun[1], b".")
-            pause(8e-4)
+            os.read(some[0], 1)
+            pause(1e-4)
             struck = parent.strike(0, held)
             started = os.read(done[0], 1)[0]
             assert struck == tuple(range(parts - len(struck) + 1, parts + 1))
@@ -232,7 +237,7 @@ class TestStrike:
             # and hands it back itself when its lease ends.
             assert parts - 1 <= started + len(struck) <= parts, "no part belongs to both sides"
             cuts.add(started)
-        for fd in (*begun, *done):
+        for fd in (*begun, *some, *done):
             os.close(fd)
         assert wait() == 0
         assert len(cuts) > 3, "the two did meet"
