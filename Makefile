@@ -35,7 +35,7 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .
 
 # Tests wait more than they work. They start thousands of processes, which need not compile each module anew.
-TEST_JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+TEST_JOBS ?= $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN))))
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not model and not long"
 
