@@ -8,8 +8,8 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -35,6 +35,9 @@ from streamq.records.table_files import TableFile, TableReference
 
 #: So many bytes are read at once: a reference may be made up, and say that it has any number.
 _MOST_AT_ONCE = 2**26
+#: Of a file that stays open, parts of so many bytes are read so many bytes at a time.
+_SMALL = 2**15
+_AHEAD = 2**17
 #: In place of a checksum, in references to what has none.
 NO_CHECK = -1
 #: Largest part by reference, in bytes.
@@ -66,6 +69,25 @@ class _KeptFile:
     def __init__(self, name: str, file: BinaryIO) -> None:
         self.name = name
         self.file = file
+        #: The block that was read last, and where it begins.
+        self._block = (0, b"")
+
+    def read(self, reference: Reference) -> bytes:
+        """Return the bytes a part refers to. Small parts often follow one another.
+
+        Raises:
+            Abandon: the file is too short.
+        """
+        offset, length = reference.offset, reference.length
+        if length > _SMALL:
+            return _read_range(self.name, self.file, reference)
+        begin, block = self._block
+        if not begin <= offset <= begin + len(block) - length:
+            begin, block = offset, os.pread(self.file.fileno(), _AHEAD, offset)
+            self._block = begin, block
+        if len(block) < offset - begin + length:
+            raise _cut_short(self.name)
+        return block[offset - begin : offset - begin + length]
 
     def __del__(self) -> None:
         self.file.close()
@@ -176,21 +198,24 @@ class ReferenceReader:
         kept = self._last
         if kept and kept.name == name:
             with suppress(Abandon):  # another file may be in its place by now
-                return self._checked(name, kept.file, reference, spec)
+                return self._checked(kept, reference, spec)
         kept = _KeptFile(name, self._opened(name))
-        data = self._checked(name, kept.file, reference, spec)
+        data = self._checked(kept, reference, spec)
         if self._base:
             self._last = kept
         return data
 
-    def _checked(self, name: str, file: BinaryIO, reference: Reference, spec: Spec) -> bytes:
+    def _checked(self, kept: _KeptFile, reference: Reference, spec: Spec) -> bytes:
         """Return the bytes a part refers to, if they are those that were loaded."""
-        data = bytes_as_loaded(_read_range(name, file, reference), spec)
-        if reference.check == NO_CHECK:
-            self._check_unchanged(name, file, reference)
-        elif (why := self._has_changed(file, reference)) and zlib.crc32(data) != reference.check:
-            raise Abandon(f"{name} has changed since it was loaded: {why}")
-        return data
+        name, file = kept.name, kept.file
+        data = kept.read(reference)
+        if why := self._has_changed(file, reference):
+            # The block that was read last may be of before the change.
+            data = bytes_as_loaded(_read_range(name, file, reference), spec)
+            if reference.check == NO_CHECK or zlib.crc32(data) != reference.check:
+                raise Abandon(f"{name} has changed since it was loaded: {why}")
+            return data
+        return bytes_as_loaded(data, spec)
 
     def _opened(self, name: str) -> BinaryIO:
         """Open a regular file that may be read."""
@@ -220,17 +245,19 @@ class ReferenceReader:
         return Abandon(f"this worker may not read {name}: --allow-read does not cover it")
 
 
-@contextmanager
-def _abandon_bad_reference(name: str) -> Generator[None]:
+class _abandon_bad_reference(AbstractContextManager[None]):  # noqa: N801  it is used as a function
     """Raise Abandon for a file that is not there, is not allowed or has changed."""
-    try:
-        yield
-    except (FileNotFoundError, RemoteMissing) as error:
-        raise Abandon(f"{name} cannot be read here: {error}") from None
-    except RemoteChanged:
-        raise Abandon(f"{name} has changed since it was loaded") from None
-    except InvalidValue as error:
-        raise Abandon(str(error)) from None
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, (FileNotFoundError, RemoteMissing)):
+            raise Abandon(f"{self._name} cannot be read here: {error}") from None
+        if isinstance(error, RemoteChanged):
+            raise Abandon(f"{self._name} has changed since it was loaded") from None
+        if isinstance(error, InvalidValue):
+            raise Abandon(str(error)) from None
 
 
 def _open_below_folder(folder: Path, path: Path) -> int:
@@ -257,8 +284,12 @@ def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:
         blocks.append(block)
         offset, left = offset + len(block), left - len(block)
     if left:
-        raise Abandon(f"{name} has changed since it was loaded: it was cut short")
+        raise _cut_short(name)
     return b"".join(blocks) if len(blocks) > 1 else blocks[0] if blocks else b""
+
+
+def _cut_short(name: str) -> Abandon:
+    return Abandon(f"{name} has changed since it was loaded: it was cut short")
 
 
 def _whole_content(source: Input) -> bytes:

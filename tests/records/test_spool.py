@@ -298,6 +298,28 @@ class TestReading:
         with pytest.raises(Abandon, match="it was cut short"):
             reader.read("in.txt", wanted, self.LINES)
 
+    def test_small_parts_that_follow_one_another_are_read_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lines = [b"%07d\n" % n for n in range(100_000)]
+        path = tmp_path / "in.txt"
+        path.write_bytes(b"".join(lines))
+        state, reads, pread = path.stat(), [], os.pread
+
+        def counted(fd: int, size: int, offset: int) -> bytes:
+            reads.append(offset)
+            return pread(fd, size, offset)
+
+        monkeypatch.setattr(os, "pread", counted)
+        begins = [*range(0, len(lines), 50), 99_950, 5, 50_000]
+        with closing(ReferenceReader(["in.txt"], str(tmp_path))) as reader:
+            for begin in begins:
+                where = Reference(begin * 8, 400, state.st_size, str(state.st_mtime_ns), 0)
+                found = reader.read("in.txt", msgspec.json.encode(where), self.LINES)
+                assert found == b"".join(lines[begin : begin + 50])
+
+        assert len(reads) < 20
+
     def test_without_a_checksum_a_file_that_has_grown_is_refused(
         self, reader: ReferenceReader, tmp_path: Path
     ) -> None:
