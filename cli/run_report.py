@@ -85,7 +85,7 @@ class RunReport:
             hint = resume_hint(plan, is_kept=self._folder.is_kept, is_retry=self._folder.is_retry)
             render.note(f"stopped after {render.count(done, 'record')}{hint}")
             return 128 + (run.stopped_by or signal.SIGINT)
-        where = "" if plan.output == STANDARD else f"; results in {plan.upload or plan.output}"
+        where = "" if plan.output == STANDARD else f"; results in {plan.product}"
         records = status.records
         own = _reported_records(status)
         finished = own.done + own.failed
@@ -118,7 +118,7 @@ class RunReport:
             | {
                 "parts": status.parts,
                 "records": status.records,
-                "output": self._plan.upload or self._plan.output,
+                "output": self._plan.product,
                 "errors_file": str(self._folder.errors_file) if has_failures else None,
             }
         )

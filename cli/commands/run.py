@@ -172,6 +172,16 @@ class RunCommandOptions(msgspec.Struct, kw_only=True):
             help="Keep a run that is done with failures so long in .streamq, for --retry-failed.",
         ),
     ] = KEEP
+    partition_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partition-by",
+            metavar="COLUMN",
+            help="Write a folder of Parquet files, in folders by the values of this column; may be "
+            "repeated. -o names the folder.",
+            rich_help_panel=panels.OUTPUT,
+        ),
+    ] = None
     has_manifest: Annotated[
         bool,
         typer.Option(
@@ -261,7 +271,7 @@ class RunCommandOptions(msgspec.Struct, kw_only=True):
             "--map": self.target and self.target != plan.target,
             "--flow": self.flow and self.flow != plan.target,
             "--exec": self.argv and self.argv != plan.argv,
-            "-o": self.output and _run_output(self.output) != plan.output,
+            "-o": self.output and _run_output(self.output) not in (plan.output, plan.product),
         }
         if others := [name for name, is_other in typed.items() if is_other]:
             raise InvalidValue(
@@ -294,6 +304,7 @@ class RunCommandOptions(msgspec.Struct, kw_only=True):
             force=self.force,
             keep=self.keep,
             manifest=self.has_manifest,
+            partition_by=self.partition_by or (),
             queue=request.queue,
             named=option_name,
             **request.given(),

@@ -19,11 +19,12 @@ from streamq.records import errors_file, outputs
 from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.output import OutputError, OutputExists
 from streamq.records.output_note import OutputNote
+from streamq.records.partitions import check_partitions, folder_of_partitions, write_partitions
 from streamq.runs import finding, plan_differences, stored_runs
 from streamq.runs.finished import Finished, FinishedNote, FinishedSeal, check_retry
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.stored_runs import HOME
-from streamq.runs.upload import check_upload, upload_output
+from streamq.runs.upload import check_upload, upload_output, upload_partitions
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 
 #: How a run begins. resumed: it goes on. found: it goes on if the same command was stopped, else it
@@ -206,14 +207,21 @@ class RunFolder:
         can_retry = any(each.error != "BadInput" or each.traceback for each in failures)
         if can_retry and self.plan.keep_ms and status.state is not State.CANCELLED:
             self._keep(status)
-        if self.plan.upload:
-            self._upload()
+        if self.plan.upload or self.plan.partition_by:
+            self._bring_away()
 
-    def _upload(self) -> None:
-        """Upload the output. If that fails, the run stays, and goes on with it."""
+    def _bring_away(self) -> None:
+        """Make folders of the output and upload it. If that fails, the run goes on with it."""
         is_kept, self.is_kept = self.is_kept, True
-        output, url = Path(self.plan.output), self.plan.upload
-        upload_output(output, url, is_kept=is_kept, is_again=self.is_retry)
+        plan, output, url = self.plan, Path(self.plan.output), self.plan.upload
+        if plan.partition_by:
+            write_partitions(output, plan.partition_by, plan.id)
+            if url:
+                upload_partitions(output, url)
+            if not is_kept:
+                output.unlink()
+        else:
+            upload_output(output, url, is_kept=is_kept, is_again=self.is_retry)
         self.is_kept = is_kept
 
     def _write_manifest(self, output: Path, status: Status) -> None:
@@ -287,8 +295,10 @@ def _check_output(plan: Plan, *, force: bool) -> None:
     """
     if plan.output != STANDARD:
         outputs.check_new_output(Path(plan.output), force=force)
+    if plan.partition_by:
+        check_partitions(folder_of_partitions(Path(plan.output)), force=force)
     if plan.upload:
-        check_upload(plan.upload, force=force)
+        check_upload(plan.upload, force=force, is_folder=bool(plan.partition_by))
     if plan.has_manifest:
         check_manifest(Path(plan.output), force=force)
 

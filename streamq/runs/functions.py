@@ -164,6 +164,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     force: bool = False,
     keep: str | float = KEEP,
     manifest: bool = False,
+    partition_by: Sequence[str] = (),
     resume: str = "",
     fresh: bool = False,
     retry_failed: str = "",
@@ -184,7 +185,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     id or "last". A run that is done with failures is kept for ``keep``; ``retry_failed``, its id or
     "last", runs what failed again, and puts the results into their place in the output. ``watch``
     is called with the progress about 4 times a second. Failures of ``out.jsonl`` go to
-    ``out.errors.jsonl``; with ``manifest`` counts and digests to ``out.manifest.json``.
+    ``out.errors.jsonl``; with ``manifest`` counts and digests to ``out.manifest.json``. With
+    ``partition_by``, names of columns, the output is a folder of Parquet files.
     Processes read local files themselves and keep results in files of the run; with
     ``spool=False`` all bytes go through its server. Return the last status.
 
@@ -224,6 +226,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             force=force,
             keep=keep,
             manifest=manifest,
+            partition_by=partition_by,
             queue=queue or settings.queue,
             **options,
         )

@@ -22,6 +22,7 @@ from streamq.records.arrow_tables import TABLE_FORMATS, check_pyarrow_installed
 from streamq.records.inputs import STDIN, encoding_named
 from streamq.records.keys import KeyField
 from streamq.records.names import FORMATS, Dialect, absolute_file_name, expand_file_names, format_of
+from streamq.records.partitions import file_of_partitions
 from streamq.records.references import MOST_REFERRED
 from streamq.records.remote import is_remote
 from streamq.records.sizes import PartSize
@@ -299,6 +300,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     force: bool = False,
     keep: str | float = KEEP,
     manifest: bool = False,
+    partition_by: Sequence[str] = (),
     queue: str = "default",
     named: Named = str,
     **options: Unpack[RequestOptions],
@@ -318,9 +320,15 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     run_id = units.request_id(None, Settings.from_env().team)
     argv = program.words_of_program(command, named("exec"))
     room, keep_ms = capacity_options(processes, concurrency), units.duration_ms(keep, named("keep"))
-    form = _output_format(output_format, output, is_program=bool(argv), named=named)
     upload = output if is_remote(output) else ""
-    output = file_of_upload(output) if upload else output
+    if partition_by:
+        if output == STANDARD or manifest:
+            what = named("manifest") if manifest else "standard output"
+            raise InvalidValue(f"{named('partition_by')} makes a folder, and {what} has none")
+        upload = upload.rstrip("/")
+        output = file_of_partitions(file_of_upload(upload) if upload else output)
+    form = _output_format(output_format, output, is_program=bool(argv), named=named)
+    output = file_of_upload(upload) if upload and not partition_by else output
     stages = read_flow_apart(flow, has_handlers=True) if flow else None
     serves = _handlers_of_this_run(stages, run_id) if stages else {}
     common: dict[str, Any] = {
@@ -342,6 +350,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         argv=argv,
         output=output if output == STANDARD else units.file_name(str(Path(output).absolute())),
         upload=upload,
+        partition_by=tuple(partition_by),
         form=form,
         policy=source.policy,
         size=source.size,

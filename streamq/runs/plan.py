@@ -7,6 +7,7 @@ import msgspec
 
 from streamq.model import Policy
 from streamq.records.outputs import is_stream_output
+from streamq.records.partitions import folder_of_partitions
 from streamq.records.sizes import PartSize
 
 #: This name stands for standard output.
@@ -25,6 +26,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     #: The URL that the output is uploaded to when it is complete; "" for none.
     upload: str = ""
+    #: The columns by whose values a folder of Parquet files is made of the output, if any.
+    partition_by: tuple[str, ...] = ()
     form: str
     policy: Policy
     size: PartSize
@@ -67,6 +70,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """How the server calls the request, and the later stages if it is a flow."""
         stages = len(self.policy.flow.stages) if self.policy.flow else 1
         return (self.id, *(f"{self.id}/{stage}" for stage in range(2, stages + 1)))
+
+    @property
+    def product(self) -> str:
+        """What there is when the run is done: a file, a folder or a URL."""
+        folder = str(folder_of_partitions(Path(self.output))) if self.partition_by else ""
+        return self.upload or folder or self.output
 
     @property
     def is_piped(self) -> bool:

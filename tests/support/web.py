@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from hashlib import md5, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape
 
 _AUTHORIZATION = re.compile(
@@ -42,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers["Content-Length"]))
         if self._is_refused():
             return
-        self.files[self.path.removeprefix("/")] = data
+        self.files[self._name] = data
         self.send_response(200)
         self.send_header("ETag", '"new"')
         self.send_header("Content-Length", "0")
@@ -64,6 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
+    @property
+    def _name(self) -> str:
+        """Which file is asked for. The names of objects may have any characters."""
+        name = self.path.removeprefix("/")
+        return unquote(name) if self.login else name
+
     def _is_refused(self) -> bool:
         """Refuse what is not signed; without a login nothing is written."""
         if self.login and _is_signed(self, self.login):
@@ -78,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.login and "list-type=2" in self.path:
             self._list()
             return
-        data = self.files.get(self.path.removeprefix("/"))
+        data = self.files.get(self._name)
         if data is None:
             self.send_error(404)
             return
