@@ -94,6 +94,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: tuple[str, ...] = ()
     #: Parts hold no bytes of their own: each says where in these files its bytes are.
     by_reference: bool = False
+    #: Workers that may write to this folder keep results in spools there, as lines of this form.
+    spool: str = ""
+    spool_form: str = ""
     #: Of a stage of a flow: which one it is, from 1; the kinds of all stages; what the scripts know
     #: of this one (``flows/shape.py``); and what a join or reduce does without some of its inputs.
     stage: int = 0

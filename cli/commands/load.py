@@ -15,9 +15,11 @@ from streamq.queue.callbacks import callbacks_of, callbacks_with_deadline, refus
 from streamq.queue.fleet import check_fleet, live_workers
 from streamq.records.names import expand_file_names
 from streamq.records.remote import RemoteUnreachable
+from streamq.records.spool import FORMS as SPOOL_FORMS
 from streamq.runs.load import Load
 from streamq.runs.load_requests import submit_lines
 from streamq.runs.options import check_format
+from streamq.runs.spooling import policy_with_spools
 from streamq.settings import Settings
 from streamq.worker.flow_reader import read_flow_apart
 
@@ -140,6 +142,25 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
             rich_help_panel=panels.FAILURES,
         ),
     ] = "",
+    spool: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Let workers keep results in this folder, which they and the collector share, "
+            "instead of in the server. Goes with --by-reference.",
+            show_default="none",
+            rich_help_panel=panels.SPEED,
+        ),
+    ] = "",
+    spool_form: Annotated[
+        str,
+        typer.Option(
+            "--spool-format",
+            metavar="|".join(SPOOL_FORMS),
+            help="Keep results there as lines of this form, which the output is to have.",
+            rich_help_panel=panels.SPEED,
+        ),
+    ] = "jsonl",
     window: Annotated[
         str,
         typer.Option(
@@ -172,10 +193,10 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     told = units.labels(dict(units.label(each) for each in labels or ()), "--label")
     name = units.request_id(request_id, Settings.from_env().team, "--id")
     if check_format(options.form, option_name) == "requests":
-        if options.key or flow or canary or then or on_failure or finally_ or finish_by:
+        if options.key or flow or canary or then or on_failure or finally_ or finish_by or spool:
             raise InvalidValue(
-                "--flow, --key, --canary, --finish-by and callbacks are for one request, and "
-                "--format requests makes many"
+                "--flow, --key, --canary, --finish-by, --spool and callbacks are for one request, "
+                "and --format requests makes many"
             )
         each = replace(options.policy_of_each(), labels=told or UNSET)
         can_go_on = request_id is not None
@@ -197,6 +218,7 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
         canary=first,
         calls=calls or UNSET,
     )
+    policy = policy_with_spools(policy, spool, spool_form, name) if spool else policy
     policy = callbacks_with_deadline(policy, finish_by, "--finish-by") if finish_by else policy
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix, advice="") as protocol:

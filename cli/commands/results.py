@@ -24,6 +24,7 @@ from streamq.records.outputs import (
 )
 from streamq.runs.collect import Collector, show_results, write_collected_errors
 from streamq.runs.committed import file_of_committed
+from streamq.runs.spooled_results import spools_of_fleet
 
 from .. import render
 from ..connecting import connected, naming_request
@@ -128,6 +129,7 @@ def results(  # noqa: PLR0913  the options of a collection are many and flat
             form,
             gaps=gaps_beside(path, request_id),
             has_keys=has_keys,
+            spools=spools_of_fleet(protocol, request_id, form, has_keys=has_keys),
         )
         try:
             is_complete = collector.run(is_ordered=is_ordered, follow=follow, force=force)

@@ -173,6 +173,16 @@ class WorkerCommandOptions(msgspec.Struct, kw_only=True):
             rich_help_panel=panels.FUNCTION,
         ),
     ] = []
+    spool: Annotated[
+        list[str],
+        typer.Option(
+            metavar="DIR",
+            help="Keep results of requests loaded with --spool in this folder, which the machine "
+            "of the collector has, too; may be repeated.",
+            show_default="none",
+            rich_help_panel=panels.FUNCTION,
+        ),
+    ] = []
     allow_post: Annotated[
         list[str],
         typer.Option(
@@ -212,6 +222,7 @@ class WorkerCommandOptions(msgspec.Struct, kw_only=True):
             max_result=self.max_result,
             allow_read=self.allow_read,
             allow_post=self.allow_post,
+            spool=self.spool,
             log_level=self.log_level.value,
             log_format=shared_log_style(self.log_format),
             named=option_name,

@@ -245,7 +245,10 @@ def checked_items(items: list[Any]) -> tuple[list[Item], bytes]:
     """
     if items and isinstance(items[0], msgspec.msgpack.Ext):
         if items[0].code == _SPOOLED:
-            raise Damaged("a result is in the folder of the run that writes it, not in the server")
+            raise Damaged(
+                "a result is in a file of the run that writes it, or of its workers, not in the "
+                "server: streamq results -o FILE reads what workers keep"
+            )
         items = _items_of_joined(items[0]) + items[1:]
     if not _ITEM_TYPES.issuperset(map(type, items)):
         raise Damaged("a result holds what no handler can return")

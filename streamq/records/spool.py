@@ -12,6 +12,7 @@ earlier one was told of. It has the part run again if they are not what they wer
 import logging
 import os
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 LEAST_BYTES = 4096
 #: After this many bytes a process begins a new spool, so that the one before can be removed.
 ROLL_BYTES = 2**25
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+#: In a folder of several machines, bytes are there after so long at the latest, if at all.
+_VISIBLE_S = 2.0
+_LOOK_S = 0.05
 #: Forms whose lines do not depend on the lines before them. The columns of a CSV do.
 FORMS = ("raw", "jsonl", "parquet")
 
@@ -52,9 +57,11 @@ class Spooled(msgspec.Struct, frozen=True, array_like=True):
 class SpoolWriter:
     """Writes results to the spools of one process. Any of its threads may."""
 
-    def __init__(self, folder: str, form: str) -> None:
+    def __init__(self, folder: str, form: str, *, mode: int = 0o600) -> None:
+        """``mode``: who may read them, as far as the process lets others read its files."""
         self._folder = Path(folder)
         self._form = form
+        self._mode = mode
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._number = self._size = 0
         self._fd = -1
@@ -122,7 +129,11 @@ class SpoolWriter:
             os.close(self._fd)
         self._number, self._size, self._fd = self._number + 1, 0, -1
         path = self._folder / _spool_name(self._name, self._number)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, _NEW, self._mode)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _spool_name(process: str, number: int) -> str:
@@ -153,18 +164,38 @@ class _Spool:
 class SpoolReader:
     """Finds lines in the spools of a run."""
 
-    def __init__(self, folder: Path, live: Callable[[], Iterable[int]] = tuple) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        live: Callable[[], Iterable[int]] = tuple,
+        *,
+        is_shared: bool = False,
+    ) -> None:
         """Spools that are there already are compared with checksums: they may be damaged.
 
-        ``live`` returns the ids of the processes that write now.
+        ``live`` returns the ids of the processes that write now. ``is_shared``: processes of other
+        machines write, too. Then all bytes are compared, and each spool may grow.
         """
         self._folder = folder
+        self._is_shared = is_shared
+        self._damaged: set[str] = set()
         self._live = live
         self._earlier = {each.name for each in folder.glob("*.*")} if folder.is_dir() else set()
         self._open: dict[str, _Spool] = {}
 
     def find(self, spooled: Spooled) -> Range | None:
         """Return where the lines are; None if they are not there as they were written."""
+        found, until = self._find(spooled), time.monotonic() + _VISIBLE_S
+        is_late = self._is_shared and spooled.spool not in self._damaged
+        while found is None and is_late and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            found = self._find(spooled)
+        if found is None:
+            # Nobody waits for it a second time: most of what else it lacks is lost, too.
+            self._damaged.add(spooled.spool)
+        return found
+
+    def _find(self, spooled: Spooled) -> Range | None:
         spool = self._spool(spooled.spool)
         if spool is None:
             return None
@@ -207,6 +238,8 @@ class SpoolReader:
         A process of an earlier attempt at the run is not, even if another one has its id now, as
         after a restart of a container.
         """
+        if self._is_shared:
+            return True
         pid = name.partition("-")[0]
         return name not in self._earlier and pid.isdecimal() and int(pid) in live
 
@@ -221,7 +254,9 @@ class SpoolReader:
             if "/" in name:
                 return None
             try:
-                spool = _Spool(self._folder / name, is_checked=name in self._earlier)
+                spool = _Spool(
+                    self._folder / name, is_checked=self._is_shared or name in self._earlier
+                )
             except OSError:
                 return None
             self._open[name] = spool

@@ -36,6 +36,7 @@ from streamq.runs.plan_differences import name_of_server, plan_on_server
 from streamq.runs.progress import Progress
 from streamq.runs.retry import new_retry_run
 from streamq.runs.run import carry_out_run
+from streamq.runs.spooled_results import spools_of_fleet
 from streamq.runs.spooling import spooled_plan
 from streamq.runs.stored_runs import load_plan
 from streamq.settings import Settings, url_with_login
@@ -141,6 +142,7 @@ def collect(
         form,
         gaps=gaps_beside(path, request.id),
         has_keys=keys,
+        spools=spools_of_fleet(request.protocol, request.id, form, has_keys=keys),
     )
     is_complete = collector.run(is_ordered=ordered, follow=follow, force=force)
     if is_complete:

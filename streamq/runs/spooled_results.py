@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from streamq.errors import InvalidValue
 from streamq.model import Policy, State
 from streamq.protocol.protocol import Protocol
 from streamq.queue.loading import Loading, forget_request
@@ -51,14 +52,19 @@ class SpooledResults:
         folder: Path,
         should_stop: Callable[[], bool] = lambda: False,
         live: Callable[[], Iterable[int]] = tuple,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """``live`` returns the ids of the processes that write to spools now."""
+        """``live`` returns the ids of the processes that write to spools now.
+
+        ``is_shared``: those of other machines write there, too.
+        """
         self._protocol = protocol
         self._id = request_id
         self._policy = policy
         self._folder = folder
         self._should_stop = should_stop
-        self._reader = SpoolReader(folder, live)
+        self._reader = SpoolReader(folder, live, is_shared=is_shared)
         #: Reads the records that failed.
         self.inputs = ReferenceReader(policy.spec.files)
         #: What was found since the last commit.
@@ -134,3 +140,34 @@ class SpooledResults:
                 "again. It is run once more when the run goes on"
             )
         return found["1"]
+
+
+def spools_of_fleet(
+    protocol: Protocol, request_id: str, form: str, *, has_keys: bool = False
+) -> SpooledResults | None:
+    """Return the spools in which workers keep the results of a request; None if they do not.
+
+    Raises:
+        InvalidValue: the output is to have another form than the lines in the spools.
+        OutputError: the folder of the spools is not there.
+    """
+    found = protocol.inspect(request_id)
+    spec = found.spec
+    if not spec.spool:
+        return None
+    if form != spec.spool_form or has_keys:
+        raise InvalidValue(
+            f"results of {request_id} are kept in {spec.spool} as {spec.spool_form} without keys: "
+            "name the output so, or give the format"
+        )
+    folder = Path(spec.spool)
+    if not folder.parent.is_dir():
+        raise OutputError(f"results of {request_id} are in {folder}, and there is no such folder")
+    again = msgspec.structs.replace(spec, spool="", spool_form="")
+    policy = Policy(
+        handler=found.text("handler"),
+        queue=found.text("queue"),
+        level=found.count("level"),
+        spec=again,
+    )
+    return SpooledResults(protocol, request_id, policy, folder, is_shared=True)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from streamq.errors import StreamqError
+from streamq.errors import InvalidValue, StreamqError
+from streamq.model import Policy
 from streamq.records import spool
 from streamq.records.arrow_tables import TABLE_FORMATS
 from streamq.records.inputs import STDIN, open_input
+from streamq.records.names import absolute_file_name
 from streamq.records.remote import is_remote
 from streamq.runs.plan import Plan
 
@@ -44,6 +46,33 @@ def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
     spec = msgspec.structs.replace(spec, by_reference=True)
     policy = msgspec.structs.replace(policy, spec=spec)
     return msgspec.structs.replace(plan, policy=policy, spools=True)
+
+
+def policy_with_spools(policy: Policy, folder: str, form: str, request_id: str) -> Policy:
+    """Return the policy of a request whose workers keep results in a folder that they share.
+
+    The folder of the request is made in it.
+
+    Raises:
+        InvalidValue: parts are not by reference, or there is no such folder or form.
+    """
+    spec = policy.spec
+    if not spec.by_reference or policy.flow:
+        raise InvalidValue(
+            "--spool goes with --by-reference, and with no flow: what is lost of a spool is made "
+            "again of the input"
+        )
+    if form not in spool.FORMS:
+        raise InvalidValue(f"--spool-format {form!r} is none of {', '.join(spool.FORMS)}")
+    place = Path(absolute_file_name(folder, "--spool"))
+    if not place.is_dir():
+        raise InvalidValue(f"--spool {folder}: there is no such folder")
+    try:
+        (place / request_id).mkdir(exist_ok=True)
+    except OSError as error:
+        raise InvalidValue(f"--spool {folder}: {error.strerror}") from None
+    spec = msgspec.structs.replace(spec, spool=str(place / request_id), spool_form=form)
+    return msgspec.structs.replace(policy, spec=spec)
 
 
 def _is_spooled_name_of_descriptor(name: str) -> bool:

@@ -71,6 +71,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: The folder for spools, and the form of the lines in them; "" for none.
     spool: str = ""
     form: str = ""
+    #: Folders of other machines, too, in which requests may have their results kept.
+    shared_spools: tuple[str, ...] = ()
     #: URLs below which webhooks may be posted.
     allow_post: tuple[str, ...] = ()
     slots: int

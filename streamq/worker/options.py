@@ -3,6 +3,7 @@
 This module does not import redis-py.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
     max_result: str | int = LARGEST_RESULT,
     allow_read: Iterable[str] = (),
     allow_post: Iterable[str] = (),
+    spool: Iterable[str] = (),
     log_level: str = "info",
     log_format: str = "text",
     named: Named = str,
@@ -70,6 +72,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
         handler=units.name(handler, named("handler")) if handler else "",
         allow_read=tuple(_allowed_input_place(place, named("allow_read")) for place in allow_read),
         allow_post=tuple(check_prefix(each, named("allow_post")) for each in allow_post),
+        shared_spools=tuple(_spool_folder(place, named("spool")) for place in spool),
         slots=units.whole(concurrency, named("concurrency"), 1, MOST_SLOTS),
         levels=levels_of_options(levels, named("levels")),
         quantum_ms=units.duration_ms(quantum, named("quantum")),
@@ -119,6 +122,12 @@ def _allowed_input_place(place: str, what: str) -> str:
         return place
     if not Path(place).exists():
         raise InvalidValue(f"{what} {place}: there is no such folder")
+    return str(Path(place).absolute())
+
+
+def _spool_folder(place: str, what: str) -> str:
+    if not os.access(place, os.W_OK | os.X_OK) or not Path(place).is_dir():
+        raise InvalidValue(f"{what} {place}: there is no such folder, or it may not be written to")
     return str(Path(place).absolute())
 
 

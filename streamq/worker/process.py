@@ -11,6 +11,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from threading import Condition, Thread
 
 import msgspec
@@ -26,7 +27,7 @@ from streamq.queue.held_lease import report_outage_under_lease
 from streamq.queue.outages import Outage
 from streamq.queue.taker import KNOWN_REQUESTS, Host, Invitation, Taker
 from streamq.records.references import ReferenceReader
-from streamq.records.spool import SpoolWriter
+from streamq.records.spool import FORMS, SpoolWriter
 from streamq.worker.batches import Batches, BatchLease
 from streamq.worker.channel import Channel, Command, FirstRecords, IdleFor, ProcessConfig, VisitAt
 from streamq.worker.join_runner import make_runner
@@ -185,7 +186,16 @@ class WorkerProcess:
         own, most = self._app.handlers[handler], self._config.max_result
         if spec.stage:
             return make_runner(self._protocol, own, spec, most, self._reader)
-        return Runner(own, spec, most, "", self._reader, self._spool)
+        spool = self._shared_spool(spec) if spec.spool else self._spool
+        return Runner(own, spec, most, "", self._reader, spool)
+
+    def _shared_spool(self, spec: Spec) -> SpoolWriter | None:
+        """Return what keeps results in the folder that a request names, if that is allowed."""
+        folder = Path(spec.spool).resolve()
+        allowed = [Path(each).resolve() for each in self._config.shared_spools]
+        if spec.spool_form not in FORMS or not any(map(folder.is_relative_to, allowed)):
+            return None
+        return SpoolWriter(str(folder), spec.spool_form, mode=0o666)
 
     def _ask_for_visit(self, at_ms: int) -> None:
         self._channel.send(VisitAt(at_ms))

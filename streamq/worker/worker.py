@@ -50,6 +50,7 @@ class Worker:
         health_port: str | None = None,
         allow_read: Iterable[str] = (),
         allow_post: Iterable[str] = (),
+        spool: Iterable[str] = (),
         prefix: str | None = None,
         insecure: bool | None = None,
     ) -> None:
@@ -84,6 +85,7 @@ class Worker:
             max_result=max_result,
             allow_read=allow_read,
             allow_post=allow_post,
+            spool=spool,
             log_level=settings.log_level,
             log_format=logs.log_style(settings.log_format),
         )

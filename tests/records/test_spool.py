@@ -119,7 +119,7 @@ class TestWriting:
         told = writer.keep(encode_result(LINES), b"payload", b"1000 0 1")
         assert told
 
-        with pytest.raises(Damaged, match="in the folder of the run"):
+        with pytest.raises(Damaged, match="in a file of the run that writes it, or of its workers"):
             decode_result(told)
         for form in ("raw", "jsonl", "csv"):
             with pytest.raises(Damaged, match="in the folder of the run"):
