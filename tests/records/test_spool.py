@@ -122,7 +122,7 @@ class TestWriting:
         with pytest.raises(Damaged, match="in a file of the run that writes it, or of its workers"):
             decode_result(told)
         for form in ("raw", "jsonl", "csv"):
-            with pytest.raises(Damaged, match="in the folder of the run"):
+            with pytest.raises(Damaged, match="in a file of the run that writes it"):
                 Writer(form, []).lines(told)
 
 
@@ -152,6 +152,32 @@ class TestDamage:
 
         assert text_of(reader, one) == TEXT
         assert reader.find(two) is None
+
+    def test_in_a_shared_folder_all_lines_are_compared_and_may_be_seen_late(
+        self, writer: SpoolWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reader = SpoolReader(tmp_path, is_shared=True)
+        one, two = kept(writer), kept(writer)
+        path = tmp_path / one.spool
+        data = path.read_bytes()
+        path.write_bytes(data[:70] + b"?" + data[71:])
+        slept: list[float] = []
+
+        def appears(seconds: float) -> None:
+            slept.append(seconds)
+            path.write_bytes(data)
+
+        monkeypatch.setattr("streamq.records.spool.time.sleep", appears)
+        assert text_of(reader, one) == TEXT
+        assert len(slept) == 1
+        path.write_bytes(data[:70] + b"?" + data[71:-1])
+        monkeypatch.setattr("streamq.records.spool.time.sleep", slept.append)
+        monkeypatch.setattr("streamq.records.spool._VISIBLE_S", 0.01)
+        assert reader.find(one) is None
+        waited = len(slept)
+        assert waited > 1
+        assert reader.find(two) is None
+        assert len(slept) == waited
 
     def test_lines_of_several_blocks_have_one_checksum(
         self, writer: SpoolWriter, tmp_path: Path
