@@ -3,6 +3,7 @@
 It imports nothing before ``main`` is called: a Ctrl-C that comes before that has a traceback.
 """
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -30,4 +31,25 @@ def _run_typed_command(words: list[str]) -> None:
     signals.raise_on_term_and_hup(is_worker=words[:1] == ["worker"])
     from .app import main as run
 
-    run()
+    try:
+        run()
+    except SystemExit as end:
+        if words[:1] == ["run"]:
+            _leave_at_once(end.code)
+        raise
+
+
+def _leave_at_once(code: object) -> None:
+    """End without taking the interpreter apart, which takes 50 ms: nothing is left to be done.
+
+    Where somebody measures this process, it ends as usual: that is when they write what they found.
+    """
+    is_measured = sys.gettrace() is not None or sys.getprofile() is not None
+    if is_measured or not isinstance(code, int | None):
+        return
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # the interpreter says so at its end
+            return
+    os._exit((code or 0) & 0xFF)

@@ -1,6 +1,8 @@
 """The processes of ``streamq run`` are forked from it, before it has threads."""
 
 import json
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -116,3 +118,17 @@ def test_a_program_with_another_thread_is_not_copied() -> None:
     finally:
         end.set()
         thread.join()
+
+
+def test_who_profiles_the_command_gets_what_was_found(
+    environment: dict[str, str], source: Path
+) -> None:
+    words = [sys.executable, "-m", "cProfile", "-o", "found", "-m", "streamq.cli", "run"]
+    words += [str(source), "--map", "forked.py:forks", "-o", "out", "-p", "1"]
+
+    done = subprocess.run(
+        words, cwd=source.parent, env=environment, capture_output=True, check=False, timeout=100
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (source.parent / "found").stat().st_size > 10_000
