@@ -1,6 +1,7 @@
 """Stages of a flow, run by workers of a gateway: each result is handed over under its own item."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +22,18 @@ def flow(*kinds: str) -> Flow:
     return Flow("f", [Stage(kind=kind, handler=f"h{n}") for n, kind in enumerate(kinds, 1)])  # type: ignore[arg-type]
 
 
-async def serve(desk: Desk, queue: str, handlers: list[str], returns: Callable[[Any], Any]) -> int:
-    """Run parts as a worker elsewhere, until there are none for a moment. Returns how many."""
-    ask, ran = Ask(queue=queue, handlers=list(handlers), wait_s=0.5, quantum_ms=60_000), 0
-    while granted := (await desk.take(LOCAL, ask)).granted:
+async def serve(
+    desk: Desk,
+    queue: str,
+    handlers: list[str],
+    returns: Callable[[Any], Any],
+    is_over: Callable[[], bool],
+) -> int:
+    """Run parts as a worker elsewhere, until all is done. Returns how many."""
+    ask, ran = Ask(queue=queue, handlers=list(handlers), wait_s=0.2, quantum_ms=60_000), 0
+    until = time.monotonic() + 30
+    while not is_over() and time.monotonic() < until:
+        granted = (await desk.take(LOCAL, ask)).granted
         while granted and granted.parts:
             ran += len(granted.parts)
             said = [_told(part.number, returns(_value(part))) for part in granted.parts]
@@ -45,8 +54,17 @@ def _told(number: int, returned: Any) -> Done | Failed:
     return Done(number, Value(json=msgspec.Raw(msgspec.json.encode(returned))))
 
 
-def run(desks: Desks, queue: str, handlers: list[str], returns: Callable[[Any], Any]) -> int:
-    return asyncio.run(serve(desks(), queue, handlers, returns))
+def run(
+    desks: Desks,
+    request: Request,
+    handlers: list[str],
+    returns: Callable[[Any], Any],
+    is_over: Callable[[], bool] | None = None,
+) -> int:
+    """Run parts of a request until it has ended, or until something else is so."""
+    is_over = is_over or (lambda: not request.status().state.is_live)
+    queue = request.status().queue
+    return asyncio.run(serve(desks(), queue, handlers, returns, is_over))
 
 
 def results(request: Request) -> list[tuple[int, Any]]:
@@ -59,7 +77,7 @@ def test_maps_hand_over_what_a_worker_returned(client: Client, queue: str, desks
     def work(value: Any) -> Any:
         return None if value == "" else {"n": len(value)} if isinstance(value, str) else value["n"]
 
-    assert run(desks, queue, ["h1", "h2"], work) == 5
+    assert run(desks, request, ["h1", "h2"], work) == 5
     assert request.wait(5).state == "done"
     assert results(request) == [(1, 2), (3, 1)]
 
@@ -72,7 +90,7 @@ def test_children_of_a_spread_and_what_is_kept(
     def work(value: Any) -> Any:
         return {"children": [[each] for each in value]} if isinstance(value, str) else value[0]
 
-    run(desks, queue, ["h1", "h2"], work)
+    run(desks, request, ["h1", "h2"], work)
     assert request.wait(5).state == "done"
     assert results(request) == [(1, "a"), (1, "b"), (2, "c")]
 
@@ -82,7 +100,7 @@ def test_what_is_no_list_of_children_fails_and_says_so(
 ) -> None:
     request = client.submit(["a", "b"], flow=flow("spread", "map"), queue=queue)
 
-    run(desks, queue, ["h1"], lambda value: 7 if value == "a" else list(range(1_001)))
+    run(desks, request, ["h1"], lambda value: 7 if value == "a" else list(range(1_001)))
 
     request.wait(5)
     assert [(each.error, each.item) for each in request.errors()] == [
@@ -96,7 +114,11 @@ def test_joins_and_reduces_are_left_to_native_workers(
 ) -> None:
     request = client.submit(["a"], flow=flow("map", "reduce"), queue=queue)
 
-    assert run(desks, queue, ["h1", "h2"], lambda value: value) == 1
+    def is_first_over() -> bool:
+        stages = request.status().stages
+        return isinstance(stages, list) and stages[0].parts.done == 1
+
+    assert run(desks, request, ["h1", "h2"], lambda value: value, is_first_over) == 1
 
     status = request.status()
     assert status.stages
