@@ -34,6 +34,8 @@ _LONGEST_MS = 10**12
 #: Largest whole number: Lua's numbers are doubles, which count exactly up to 2^53.
 _LARGEST = 2**53
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+#: Longer texts are no duration and no size: reading megabytes of them would take seconds.
+_LONGEST_TEXT = 100
 #: Most labels of a request, and the longest value of one, in characters.
 _MOST_LABELS = 8
 _LONGEST_LABEL = 256
@@ -52,7 +54,7 @@ def name(value: str, what: str) -> str:
     if type(value) is str and len(value) <= 64 and value.isalnum() and value.isascii():
         return value  # the quick way: most ids are only letters and digits
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InvalidValue(f"{what} {value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
+        raise InvalidValue(f"{what} {value!r:.100} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
     return str.__str__(value)  # plain text also where the value is a member of a StrEnum
 
 
@@ -68,7 +70,7 @@ def request_id(given: str | None, team: str = "", what: str = "request id") -> s
     if given is None:
         return head + os.urandom(8).hex()
     if head and not str(given).startswith(head):
-        raise InvalidValue(f"{what} {given!r}: ids of the team {team} begin with {head}")
+        raise InvalidValue(f"{what} {given!r:.100}: ids of the team {team} begin with {head}")
     return name(given, what)
 
 
@@ -91,7 +93,7 @@ def place(value: str) -> tuple[str, str]:
     """
     request_id, slash, stage = value.partition("/")
     if slash and stage not in _LATER:
-        raise InvalidValue(f"place {value!r} is neither a request id nor one of its stages")
+        raise InvalidValue(f"place {value!r:.100} is neither a request id nor one of its stages")
     return name(request_id, "request id"), stage
 
 
@@ -124,7 +126,7 @@ def label(text: str, what: str = "--label") -> tuple[str, str]:
     """Return the name and the value of ``user=62``."""
     key, equals, value = text.partition("=")
     if not equals:
-        raise InvalidValue(f"{what} {text!r}: write NAME=VALUE, such as user=62")
+        raise InvalidValue(f"{what} {text!r:.80}: write NAME=VALUE, such as user=62")
     return name(key, "the name of a label"), value
 
 
@@ -205,10 +207,10 @@ def rate_ms(value: str, what: str = "rate") -> float:
         per_unit = 0.0
     unit_ms = _DURATION_MS.get(unit, 0)
     if not slash or unit_ms not in _RATE_UNITS_MS or not 0 < per_unit < float("inf"):
-        raise InvalidValue(f"{what} {value!r}: write 100/s, 30/m or 1000/h")
+        raise InvalidValue(f"{what} {value!r:.80}: write 100/s, 30/m or 1000/h")
     ms = unit_ms / per_unit
     if ms > _LONGEST_MS:
-        raise InvalidValue(f"{what} {value!r} is too slow")
+        raise InvalidValue(f"{what} {value!r:.80} is too slow")
     return ms
 
 
@@ -226,7 +228,7 @@ def tolerated_failures(value: str | int | None) -> tuple[int, float]:
             return int(text), -1.0
     except ValueError:
         pass
-    raise InvalidValue(f"max_failures {value!r}: write a number such as 10, or 2%")
+    raise InvalidValue(f"max_failures {value!r:.80}: write a number such as 10, or 2%")
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
@@ -235,7 +237,8 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 def _amounts_with_units(value: object, what: str, examples: str) -> list[tuple[float, str]]:
     """Return the numbers of ``1h 30 min``, each with its unit or with ""."""
-    text, at, found = value.strip() if isinstance(value, str) else "", 0, []
+    text = value.strip() if isinstance(value, str) and len(value) <= _LONGEST_TEXT else ""
+    at, found = 0, []
     while match := _NUMBER_AND_UNIT.match(text, at):
         found.append((float(match[1]), match[2]))
         at = match.end()

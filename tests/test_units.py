@@ -1,6 +1,7 @@
 """Durations, sizes, rates and names as people write them."""
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -298,3 +299,25 @@ def test_labels_that_are_refused(labels: Any, why: str) -> None:
 def test_a_label_needs_a_value() -> None:
     with pytest.raises(InvalidValue, match="--label 'user': write NAME=VALUE, such as user=62"):
         units.label("user")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        units.duration_ms,
+        units.size_bytes,
+        units.rate_ms,
+        units.tolerated_failures,
+        lambda text: units.name(text, "id"),
+        lambda text: units.request_id(text, "shop"),
+        units.place,
+        units.label,
+    ],
+)
+@pytest.mark.parametrize("piece", ["1h", "9", "1 "])
+def test_megabytes_are_refused_at_once_in_few_words(read: Callable[[str], Any], piece: str) -> None:
+    begun = time.thread_time()
+    with pytest.raises(InvalidValue) as refused:
+        read(piece * 5_000_000)
+    assert time.thread_time() - begun < 0.5
+    assert len(str(refused.value)) < 300

@@ -104,6 +104,26 @@ class Access:
             raise refused_without_key("the call has no key: send Authorization: Bearer sqk_...")
         return key.caller
 
+    def check_again(self, caller: Caller) -> None:
+        """Raise a problem if the key of a caller was changed or taken away since, or has expired.
+
+        Calls that wait and streams last longer than keys may.
+        """
+        keys = self._current()
+        if keys is None or caller.only:
+            return
+        key = keys.named(caller.name)
+        if key is None or _rights_of_caller(key.caller) != _rights_of_caller(caller):
+            raise refused_without_key(f"the key {caller.name} is not what it was, or has expired")
+
+    def is_over(self, caller: Caller) -> bool:
+        """Return whether ``check_again`` would raise."""
+        try:
+            self.check_again(caller)
+        except Problem:
+            return True
+        return False
+
     def log_in(self, visit: Visit, text: str) -> tuple[Key, str]:
         """Return the key that a browser logs in with, and the cookie of its session."""
         keys = self._current()
@@ -138,12 +158,14 @@ class Access:
         """Return whether browsers reach this gateway by TLS."""
         return scheme == "https" or self._origin.startswith("https:")
 
+    def has_key(self, authorization: str) -> bool:
+        """Return whether a call with this header may be listened to at all."""
+        keys = self._current()
+        return keys is None or _key_in_header(keys, authorization) is not None
+
     def _of_key(self, keys: Keys, authorization: str, address: str) -> Caller:
-        text = authorization[len(_SCHEME) :].strip()
-        key = keys.find(text) if authorization[: len(_SCHEME)].lower() == _SCHEME else None
-        # The digest is looked up in a table: how long that takes tells nothing about the key's
-        # bytes.
-        if key is None or not hmac.compare_digest(key.sha256, key_file.digest_of_key(text)):
+        key = _key_in_header(keys, authorization)
+        if key is None:
             raise self._failures.add(address)
         return key.caller
 
@@ -223,6 +245,19 @@ class FailedLogins:
         times.append(now)
         log.warning("a wrong or expired key came from %s", address or "an unknown address")
         return refused_without_key("the key is unknown or has expired")
+
+
+def _key_in_header(keys: Keys, authorization: str) -> Key | None:
+    text = authorization[len(_SCHEME) :].strip()
+    key = keys.find(text) if authorization[: len(_SCHEME)].lower() == _SCHEME else None
+    # The digest is looked up in a table: how long that takes tells nothing about the key's bytes.
+    if key is None or not hmac.compare_digest(key.sha256, key_file.digest_of_key(text)):
+        return None
+    return key
+
+
+def _rights_of_caller(caller: Caller) -> tuple[object, ...]:
+    return caller.sha256, caller.role, caller.queues
 
 
 def refused_without_key(detail: str) -> Problem:

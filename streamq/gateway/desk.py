@@ -39,7 +39,7 @@ from streamq.gateway.messages import (
 )
 from streamq.gateway.outcomes import Outcomes
 from streamq.gateway.paces import Paces
-from streamq.gateway.problems import problem_of_too_many_takes
+from streamq.gateway.problems import Problem, problem_of_too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.ticket import (
     FINISH,
@@ -76,6 +76,8 @@ CALLERS = 16
 #: Workers beat at least this often: within the grace of a lease (``lua/README.md``, rule 7), so
 #: that they are heard after an outage.
 MOST_BEAT_MS = 3_000
+#: How far the clocks of gateways may be apart before turns are cut short.
+CLOCKS_APART_MS = 1_000
 
 
 class Handed(msgspec.Struct, frozen=True):
@@ -106,8 +108,11 @@ class Desk:
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
-        #: The lines in which calls of each caller wait.
+        #: In which lines they do.
         self._lines_of: defaultdict[str, Counter[DispatchLine]] = defaultdict(Counter)
+        #: Raises a problem if the key of a caller is over, which was good when the call came.
+        self.check_again: Callable[[Caller], None] = lambda _: None
+        self.is_key_over: Callable[[Caller], bool] = lambda _: False
         #: Whether the gateway stops. Then no call waits any more.
         self.is_stopping = False
         #: When requests were created, and their specs.
@@ -166,6 +171,11 @@ class Desk:
             facts=lease.facts,
         )
         ticket = ticket.with_parts(grant.parts)
+        try:
+            self.check_again(caller)
+        except Problem:
+            self._release(ticket)
+            raise
         self._remember(ticket, known.work)
         granted = self._granted("ok", ticket, grant, ask, known.work)
         return Handed(
@@ -186,8 +196,9 @@ class Desk:
         if ask:
             self._paces.note(caller.name, ask.name, ticket.request_id, pace.part_s)
         most = 0
-        if ask and not self.is_stopping and now_ms < ticket.late_ms and outcomes.goes_on:
-            most = min(ask.most, pace.most((ticket.late_ms - now_ms) / 1e3))
+        left_ms = _left_of_desk_turn_ms(ticket, now_ms)
+        if ask and not self.is_stopping and left_ms and outcomes.goes_on:
+            most = min(ask.most, pace.most(left_ms / 1e3))
         max_bytes = ask.max_bytes if ask else 1
         terms = Terms(most, max_bytes, ticket.lease_ms)
         grant = await self.in_thread(lambda: self._send(ticket, outcomes, terms))
@@ -440,6 +451,18 @@ def _levels_for_desk(text: str) -> tuple[int, ...]:
 
 def _lease_ms_for_desk(ask: Ask) -> int:
     return round(ask.lease_s * 1e3)
+
+
+def _left_of_desk_turn_ms(ticket: Ticket, now_ms: int) -> int:
+    """Return for how long a lease may go on before others have their turn.
+
+    Another gateway may have granted it, or the clock may have gone back since. A turn does not last
+    longer for that.
+    """
+    left_ms = ticket.late_ms - now_ms
+    if not 0 < left_ms <= ticket.quantum_ms + CLOCKS_APART_MS:
+        return 0
+    return min(left_ms, ticket.quantum_ms)
 
 
 def _now_of_desk_ms() -> int:

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect
 from streamq.errors import InvalidValue, SettingsError, StreamqError
 from streamq.gateway import grpc_messages as convert
 from streamq.gateway import streamq_pb2 as pb
-from streamq.gateway.access import Visit
+from streamq.gateway.access import Access, Visit
 from streamq.gateway.control import ACTIONS
 from streamq.gateway.desk import Handed
-from streamq.gateway.listener import Tls
+from streamq.gateway.listener import ListenerConnection, Tls
 from streamq.gateway.messages import Leave, Value
 from streamq.gateway.operations import MOST_RESULTS
 from streamq.gateway.problems import Problem, problem_of
@@ -54,6 +54,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", 10_000),
     ("grpc.so_reuseport", 1),
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
 Context = Any
@@ -67,8 +68,12 @@ class GrpcServer:
         SettingsError: it cannot listen there.
         """
         self._gateway = gateway
-        self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((self._work(), self._requests()))
+        most = ("grpc.max_allowed_incoming_connections", ListenerConnection.most)
+        self._server = grpc.aio.server(options=[*_OPTIONS, most])
+        services = (self._work(), self._requests())
+        self._server.add_generic_rpc_handlers(
+            (_GrpcDoorkeeper(services, gateway.access, self._refuse),)
+        )
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             self.port = self._listen(where, tls)
@@ -78,6 +83,12 @@ class GrpcServer:
     async def start(self) -> None:
         """Begin to serve."""
         await self._server.start()
+
+    async def _refuse(self, _: Any, context: Context) -> None:
+        try:
+            self._caller(context, Role.READER, "")
+        except Problem as problem:
+            await _abort_grpc_call(context, problem)
 
     async def stop(self, grace_s: float) -> None:
         """Stop serving. Calls that are on their way have ``grace_s`` to end."""
@@ -298,6 +309,28 @@ class GrpcServer:
         )
         for each in page.errors:
             yield convert.failures_to_proto(each)
+
+
+class _GrpcDoorkeeper(grpc.GenericRpcHandler):
+    """Turns those away who have no key, before their messages are read into memory."""
+
+    def __init__(
+        self,
+        services: tuple[grpc.GenericRpcHandler, ...],
+        access: Access,
+        refuse: Callable[[Any, Context], Awaitable[None]],
+    ) -> None:
+        self._services = services
+        self._access = access
+        self._refusal: Any = grpc.stream_stream_rpc_method_handler(refuse)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return what serves a call; None for one that nobody knows."""
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        if not self._access.has_key(str(metadata.get("authorization", ""))):
+            return self._refusal
+        found = (each.service(handler_call_details) for each in self._services)
+        return next(filter(None, found), None)
 
 
 async def _grpc_upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:

@@ -27,8 +27,8 @@ from streamq.gateway.routes import ROUTES
 
 log = logging.getLogger(__name__)
 
-#: How long a caller may take to send the body of a call.
-BODY_S = 30.0
+#: The largest body of a call that anybody may make: a login, which has a key.
+MOST_OF_ANYBODY = 2**12
 _TITLES = {404: ("PATH", "there is no such route"), 405: ("METHOD", "the route has other methods")}
 
 
@@ -105,6 +105,7 @@ def http_framework_application(gateway: Gateway, *, is_read_only: bool = False) 
     def called(request: Request, role: Role) -> Caller:
         caller = gateway.access.caller(_visit_of_http(request))
         caller.check_role(role, request.url.path)
+        request.state.connection.accepted()
         return caller
 
     return Starlette(
@@ -129,12 +130,8 @@ async def _serve_http_route(
     try:
         if is_read_only and not Role.READER.allows(route.role):
             raise Problem(403, "READONLY", "this gateway only tells, and changes nothing")
-        call = await _read_http_call(gateway.access, route, request)
-        if route.takes_file:  # the operation sees that the caller has left, as the end of the body
-            call.stream = request.stream()
-            answer = await route.operation(gateway, call)
-        else:
-            answer = await _while_http_caller_is_there(request, route.operation(gateway, call))
+        call = _read_http_head(gateway.access, route, request)
+        answer = await _answer_of_call(gateway, route, request, call)
     except ClientDisconnect:
         return Response(status_code=499)  # the caller has left, so nobody reads this answer
     except Problem as problem:
@@ -152,19 +149,30 @@ async def _serve_http_route(
     return _http_response(answer, connection.was_reset)
 
 
-async def _read_http_call(access: Access, route: Route, request: Request) -> Call:
-    """Read who calls, then the body. Callers without the right are refused before the body."""
+async def _answer_of_call(gateway: Gateway, route: Route, request: Request, call: Call) -> Answer:
+    if route.takes_file:  # the operation sees that the caller has left, as the end of the body
+        call.stream = request.stream()
+        return await route.operation(gateway, call)
+    with gateway.bodies.of(call.caller) as body:
+        if route.body is not None:
+            most = MOST_OF_ANYBODY if route.role is Role.ANYBODY else MOST_BODY
+            call.body = _decoded_http_body(await body.read(request, most), route.body)
+        return await _while_http_caller_is_there(request, route.operation(gateway, call))
+
+
+def _read_http_head(access: Access, route: Route, request: Request) -> Call:
+    """Read who calls. Callers without the right are refused before the body."""
     visit = _visit_of_http(request)
     # A login has its key in the body, so nobody is refused before that is read.
     caller = LOCAL if route.role is Role.ANYBODY else access.caller(visit)
     caller.check_role(route.role, route.path)
     if not route.is_of_all:
         caller.check_request(request.path_params.get("id", ""))
+    if route.role is not Role.ANYBODY:
+        connection: ListenerConnection = request.state.connection
+        connection.accepted()
     query = request.query_params if request.scope["query_string"] else {}
-    call = Call(caller, request.path_params, query, visit, request.scope["scheme"])
-    if route.body is not None:
-        call.body = _decoded_http_body(await _read_http_body(request), route.body)
-    return call
+    return Call(caller, request.path_params, query, visit, request.scope["scheme"])
 
 
 def _visit_of_http(request: Request) -> Visit:
@@ -184,28 +192,6 @@ def _note_change_over_http(call: Call, route: Route, request: Request, status: i
         log.info(
             "%s %s: %s by %s (%s) at %s", route.name, what, status, who.name, who.role, address
         )
-
-
-async def _read_http_body(request: Request) -> bytes:
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > MOST_BODY:
-        raise _http_body_too_large()
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MOST_BODY:
-                    raise _http_body_too_large()
-    except TimeoutError:
-        raise Problem(
-            408, "SLOW", "the body did not come in time", f"it took longer than {BODY_S:g} s"
-        ) from None
-    return bytes(body)
-
-
-def _http_body_too_large() -> Problem:
-    return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
 
 
 def _decoded_http_body(body: bytes, kind: Any) -> Any:

@@ -55,7 +55,7 @@ class Key(
     def caller(self) -> Caller:
         """The caller that has this key."""
         queues = None if self.queues is None else frozenset(self.queues)
-        return Caller(self.name, self.role, queues, self.waits, self.streams)
+        return Caller(self.name, self.role, queues, self.waits, self.streams, self.sha256)
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

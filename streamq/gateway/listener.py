@@ -11,12 +11,13 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from streamq.errors import InvalidValue, SettingsError
+from streamq.gateway.newcomers import Newcomers
 from streamq.gateway.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ MOST_HEAD = 2**14
 HEAD_S = 30.0
 #: How long a caller may read nothing of what is sent to it before it is cut off.
 READ_S = 30.0
+#: How long a caller that is turned away may take to say goodbye.
+REFUSED_S = 1.0
 #: Open files of a gateway besides the connections of callers: its own connections, and others.
 _OTHER_FILES = 256
 
@@ -91,16 +94,20 @@ def listens_on_loopback(listener: socket.socket) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def allow_connections_to_listener(connections: int) -> None:
-    """Allow so many connections, as far as the system does: it is asked for more open files."""
-    files = connections + _OTHER_FILES
+def allow_connections_to_listener(connections: int, doors: int = 1) -> None:
+    """Allow so many connections at each door, as far as the system does.
+
+    The system is asked for more open files, if it takes that.
+    """
+    files = connections * doors + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     ListenerConnection.most = connections
     if soft != resource.RLIM_INFINITY and soft < files:
-        ListenerConnection.most = max(soft - _OTHER_FILES, soft // 2)
+        most = max(soft - _OTHER_FILES, soft // 2) // doors
+        ListenerConnection.most = min(most, connections)
         log.warning("the system allows %d connections only: see ulimit -n", ListenerConnection.most)
 
 
@@ -193,8 +200,9 @@ class JoiningListenerTransport:
 class ListenerConnection(ImpatientListener, HttpToolsProtocol):
     """One connection of a caller: its head must come in time, and be short."""
 
-    #: How many connections there may be.
+    #: How many connections there may be, and those of them that make room for others.
     most = 12_000
+    newcomers: ClassVar[Newcomers] = Newcomers()
     _waiting: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _is_reset = False
@@ -211,17 +219,22 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first call."""
         super().connection_made(JoiningListenerTransport(transport, self.loop))  # type: ignore[arg-type]
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.most and not self.newcomers.make_room():
             detail = f"this gateway has {self.most} connections already"
             busy = Problem(503, "AWAY", "too many connections", detail, retry_after_s=1)
             self._refuse(busy)
             return
         self._expect_head()
 
+    def accepted(self) -> None:
+        """Note that the call at hand is of a caller who may make it: it makes no room."""
+        self.newcomers.drop(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._is_reset = exc is not None
         self._got_head()
+        self.newcomers.drop(self)
         super().connection_lost(exc)
         if self._tell_lost:
             self._tell_lost()
@@ -251,6 +264,7 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection on."""
         assert isinstance(self.transport, JoiningListenerTransport)
+        self.newcomers.drop(self)
         self.transport = self.transport.under
         super().handle_websocket_upgrade()
 
@@ -265,6 +279,7 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
+        self.newcomers.add(self, self._make_room)
         self._waiting = self.loop.call_later(HEAD_S, self._too_slow)
 
     def _got_head(self) -> None:
@@ -278,15 +293,25 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
             Problem(408, "SLOW", "the call did not come in time", f"it took more than {HEAD_S:g} s")
         )
 
+    def _make_room(self) -> None:
+        """Go, because there are too many connections and nobody has said who this one is."""
+        if self.cycle and not self.cycle.response_complete:
+            self.transport.abort()  # nothing can be said in the middle of an answer
+            return
+        detail = f"this gateway has {self.most} connections, and others have calls to make"
+        self._refuse(Problem(503, "AWAY", "too many connections", detail, retry_after_s=1))
+
     def _refuse(self, problem: Problem) -> None:
         if self.transport.is_closing():
             return
+        self.newcomers.drop(self)
         body = problem.body()
         head = [f"HTTP/1.1 {problem.status} {problem.code}"]
         head += [f"{name}: {value}" for name, value in problem.headers().items()]
         head += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
         self.transport.write("\r\n".join(head).encode() + body)
         self.transport.close()
+        self.loop.call_later(REFUSED_S, self.transport.abort)
 
 
 def _name_in_listener_certificate(transport: Any) -> str:

@@ -35,7 +35,7 @@ def live_routes(board: DashboardBoard, access: Access, called: Called) -> list[B
             headers = {"Cache-Control": "no-store", **SECURITY}
             return Response(b"".join(frames), media_type="text/event-stream", headers=headers)
         return StreamingResponse(
-            _live_events(board, caller, topics),
+            _live_events(board, access, caller, topics),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **SECURITY},
         )
@@ -47,14 +47,14 @@ def live_routes(board: DashboardBoard, access: Access, called: Called) -> list[B
 
 
 async def _live_events(
-    board: DashboardBoard, caller: Caller, topics: list[str]
+    board: DashboardBoard, access: Access, caller: Caller, topics: list[str]
 ) -> AsyncIterator[bytes]:
     watcher, feed = FeedWatcher(), board.feed
     yield b"retry: 1000\n" + _live_hello(board, caller)
     feed.join(watcher, topics)
     try:
         with suppress(asyncio.CancelledError):
-            async for frame in watcher.frames(lambda: feed.is_stopping):
+            async for frame in watcher.frames(lambda: feed.is_stopping or access.is_over(caller)):
                 yield frame
     finally:
         feed.leave(watcher)
@@ -78,15 +78,21 @@ async def _serve_live_socket(board: DashboardBoard, access: Access, socket: WebS
     except (Problem, StreamqError) as error:
         problem = error if isinstance(error, Problem) else problem_of(error)
         await socket.close(_REFUSED, str(problem)[:120])
+        socket.state.stream.goodbye()
         return
+    socket.state.stream.accepted()
     left = asyncio.ensure_future(_live_browser_has_left(socket))
     watcher, feed = FeedWatcher(), board.feed
     left.add_done_callback(lambda _: watcher.wake())
+
+    def is_over() -> bool:
+        return feed.is_stopping or left.done() or access.is_over(caller)
+
     watcher.tell("hello", _live_hello(board, caller))
     feed.join(watcher, topics)
     try:
         with suppress(WebSocketDisconnect, RuntimeError):
-            async for frames in watcher.frames(lambda: feed.is_stopping or left.done()):
+            async for frames in watcher.frames(is_over):
                 for message in live_frames_as_messages(frames):
                     await socket.send_text(message)
             await socket.close()

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from streamq.model import CHUNK_BYTES, CHUNK_PARTS, LEVEL, LIMIT, POISON, WEIGHT, State, Status
 from streamq.protocol.replies import FailKind
 from streamq.queue.pace import MOST_PARTS
+from streamq.worker.options import LONGEST_LEVELS
 
 #: Proxies cut a call after 60 s, so no call waits longer than 50 s.
 MOST_WAIT_S = 50.0
@@ -16,6 +17,7 @@ WAIT_S = 25.0
 _LEASE_S = (0.5, 86_400.0)
 
 Seconds = Annotated[float, Meta(ge=0, le=MOST_WAIT_S)]
+Levels = Annotated[str, Meta(max_length=LONGEST_LEVELS)]
 PartNumber = Annotated[int, Meta(ge=1, le=2**53)]
 #: The form of payloads in an answer: ``auto`` is JSON as values and others as text or base64; or
 #: all in one form.
@@ -35,7 +37,7 @@ class Ask(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"as_
 
     queue: str = "default"
     handlers: Annotated[list[str | Offer], Meta(max_length=100)] = []
-    levels: str = "0-99"
+    levels: Levels = "0-99"
     most: Annotated[int, Meta(ge=1, le=MOST_PARTS)] = 1
     max_bytes: Annotated[int, Meta(ge=1, le=CHUNK_BYTES)] = CHUNK_BYTES
     wait_s: Seconds = WAIT_S
@@ -158,13 +160,15 @@ class Left(msgspec.Struct):
 
 
 Duration = str | float
+#: The most parts of one submission: more would keep one of the few threads busy for seconds.
+MOST_SUBMITTED = 20_000
 
 
 class NewRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A request to make, with its parts."""
 
     handler: str
-    parts: list[msgspec.Raw] = []
+    parts: Annotated[list[msgspec.Raw], Meta(max_length=MOST_SUBMITTED)] = []
     id: str | None = None
     #: loading: parts come with later calls, and run before the load is sealed, too.
     state: Literal["open", "loading"] = "open"

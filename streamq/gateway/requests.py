@@ -68,6 +68,7 @@ class Requests:
     async def status(self, caller: Caller, request_id: str) -> Status:
         """Return where a request stands."""
         name = units.name(request_id, "request id")
+        self._desk.check_again(caller)
 
         def status() -> Status:
             found = Request(self._protocol, name).status()
@@ -102,7 +103,7 @@ class Requests:
         """
         # This raises if there is no such request, or if it is in another queue.
         status = await self.status(caller, request_id)
-        lines = self._lines(request_id, first, most, is_following, status.state)
+        lines = self._lines(caller, request_id, first, most, is_following, status.state)
         if not is_following:
             return lines
         self._desk.check_waits(caller)
@@ -114,7 +115,13 @@ class Requests:
                 yield some
 
     async def _lines(
-        self, request_id: str, first: int, most: int, is_following: bool, state: State
+        self,
+        caller: Caller,
+        request_id: str,
+        first: int,
+        most: int,
+        is_following: bool,
+        state: State,
     ) -> AsyncIterator[bytes]:
         # Earlier results are not forgotten: reading them again would tell of them twice.
         reader = ResultReader(self._protocol, request_id, first=first, goes_back=False)
@@ -122,7 +129,7 @@ class Requests:
         left, pause_s = most, LOOK_S[0]
         #: Where to go on, if fewer results are wanted than were read.
         next_number = 0
-        while left > 0:
+        while left > 0 and not self._desk.is_key_over(caller):
             try:
                 found = await self._desk.in_thread(reader.read)
             except ServerError as error:

@@ -38,6 +38,8 @@ class Caller(msgspec.Struct, frozen=True):
     #: How many calls of this caller may wait at once, and how many streams it may have open.
     waits: int = 200
     streams: int = 20
+    #: The digest of the key.
+    sha256: str = ""
     #: The only request that the caller may see: it came by a share link; "": all of its queues.
     only: str = ""
 

@@ -7,6 +7,7 @@ import msgspec
 
 from streamq.errors import InvalidValue
 from streamq.gateway.access import Access, Visit
+from streamq.gateway.bodies import Bodies
 from streamq.gateway.control import Control
 from streamq.gateway.courier import WasLost
 from streamq.gateway.desk import Desk
@@ -39,6 +40,7 @@ class Gateway(msgspec.Struct):
     #: The dashboard; None where there is none.
     board: "DashboardBoard | None" = None
     tallies: Tallies = msgspec.field(default_factory=Tallies)
+    bodies: Bodies = msgspec.field(default_factory=Bodies)
 
 
 class Call(msgspec.Struct):
@@ -54,8 +56,15 @@ class Call(msgspec.Struct):
     stream: AsyncIterator[bytes] | None = None
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a text of the query."""
-        return self.query.get(name, default)
+        """Return a text of the query.
+
+        Raises:
+            InvalidValue: it is there, and empty.
+        """
+        found = self.query.get(name, default)
+        if not found and name in self.query:
+            raise InvalidValue(f"{name} is empty: leave it out")
+        return found
 
     def number(self, name: str, default: float, least: float, most: float) -> float:
         """Return a number of the query.

@@ -5,6 +5,7 @@ import logging
 import secrets
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import uvicorn
@@ -38,6 +39,7 @@ from streamq.gateway.requests import Requests
 from streamq.gateway.route import MOST_BODY, Gateway
 from streamq.gateway.session import GO_WITHIN_MS, Sessions
 from streamq.gateway.ticket import TicketSigner
+from streamq.gateway.tls_door import TlsDoor
 from streamq.gateway.uploads import Uploads
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
@@ -119,6 +121,7 @@ def serve_gateway(
     signer = TicketSigner(access.secret or own_secret or secrets.token_bytes(32))
     access.on_secret = signer.use
     desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
+    desk.check_again, desk.is_key_over = access.check_again, access.is_over
     requests = Requests(protocol, desk, settings.team, is_read_only=options.is_read_only)
     uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
@@ -160,7 +163,6 @@ def serve_gateway(
         timeout_graceful_shutdown=max(1, round(options.grace_s)),
     )
     config.load()
-    config.ssl = tls
 
     async def stopping() -> None:
         desk.stop_waiting()
@@ -171,7 +173,7 @@ def serve_gateway(
         return _service_for_grpc(gateway, options, started)
 
     server = _GatewayServer(
-        config, stopping, beside, options.grace_s, lambda: started(url), access.look_again
+        config, tls, stopping, beside, options.grace_s, lambda: started(url), access.look_again
     )
     over = threading.Event()
     checks = threading.Thread(
@@ -208,6 +210,7 @@ class _GatewayServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
+        tls: ssl.SSLContext | None,
         stopping: Callable[[], Awaitable[None]],
         beside: "Callable[[], GrpcServer | None]",
         grace_s: float,
@@ -215,6 +218,7 @@ class _GatewayServer(uvicorn.Server):
         look_again: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._tls = tls
         self._stopping = stopping
         self._beside = beside
         self._grace_s = grace_s
@@ -227,12 +231,22 @@ class _GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
-        await super().startup(sockets)
+        await super().startup([] if self._tls else sockets)
+        if self._tls:
+            self.servers += [self._door(each, self._tls) for each in sockets or ()]
         self._grpc = self._beside()
         if self._grpc:
             await self._grpc.start()
         self._notifier.ready("serving")
         self._started()
+
+    def _door(self, listener: socket.socket, tls: ssl.SSLContext) -> Any:
+        """Return what stands for a server of asyncio."""
+
+        def connection() -> ListenerConnection:
+            return ListenerConnection(self.config, self.server_state, self.lifespan.state)
+
+        return TlsDoor(listener, tls, connection, self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
         """Tell systemd that the loop turns."""
@@ -278,7 +292,7 @@ class _GatewayServer(uvicorn.Server):
 
 def _listener_of_gateway_service(options: ServiceOptions, *, is_shared: bool) -> socket.socket:
     """Return the socket that callers come to, with room for as many as may come."""
-    allow_connections_to_listener(options.connections)
+    allow_connections_to_listener(options.connections, doors=2 if options.grpc else 1)
     return listening_socket(options.host, options.port, is_shared=is_shared)
 
 

@@ -187,6 +187,7 @@ class Session:
                 await asyncio.sleep(PAUSE_S)
                 continue
             except (Problem, StreamqError) as error:
+                self._desk.check_again(self._caller)
                 await self._say(ToWorker(error=_session_trouble_of_error(error)))
                 await asyncio.sleep(PAUSE_S)
                 continue
@@ -210,6 +211,7 @@ class Session:
                 message = await self._receive()
             if message is None:
                 return
+            self._desk.check_again(self._caller)
             if time.monotonic() > self._goes_at:
                 self.ask_to_go()
             try:

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from streamq.gateway.messages import As, Ask, Beat, Granted, Held, Offer, Report, Verdict
+from streamq.gateway.messages import As, Ask, Beat, Granted, Held, Levels, Offer, Report, Verdict
 from streamq.model import CHUNK_BYTES
 from streamq.queue.pace import MOST_PARTS
 
@@ -15,7 +15,7 @@ class Hello(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"a
 
     handlers: Annotated[list[str | Offer], Meta(min_length=1, max_length=100)]
     queue: str = "default"
-    levels: str = "0-99"
+    levels: Levels = "0-99"
     slots: Annotated[int, Meta(ge=0, le=1_000)] = 1
     most: Annotated[int, Meta(ge=1, le=MOST_PARTS)] = 1
     max_bytes: Annotated[int, Meta(ge=1, le=CHUNK_BYTES)] = CHUNK_BYTES

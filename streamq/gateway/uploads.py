@@ -124,7 +124,7 @@ class Uploads:
                 policy,
                 size,
                 begins_at=begins_at or 0,
-                should_stop=lambda: self._desk.is_stopping,
+                should_stop=lambda: self._desk.is_stopping or self._desk.is_key_over(caller),
             )
             try:
                 load.run()
@@ -132,6 +132,7 @@ class Uploads:
                 raise self._elsewhere(name, str(gap)) from None
         found = self._protocol.inspect(name)
         if not found.is_sealed and found.state.is_live:
+            self._desk.check_again(caller)
             raise Problem(
                 503,
                 "AWAY",

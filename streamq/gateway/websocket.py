@@ -35,7 +35,9 @@ async def serve_worker_stream(
         # then told the reason.
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         await socket.close(_REFUSED, str(refused)[:120])
+        socket.state.stream.goodbye()
         return
+    socket.state.stream.accepted()
     await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
 
     async def receive() -> FromWorker | None:
@@ -61,6 +63,7 @@ async def serve_worker_stream(
         code, reason = _SLOW, "408 SLOW: no message came, or none was read, in time"
     with suppress(RuntimeError, WebSocketDisconnect):  # the worker has left
         await socket.close(code, reason[:120])
+    socket.state.stream.goodbye()
 
 
 def _visit_of_websocket(socket: WebSocket) -> Visit:

@@ -5,7 +5,7 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from streamq.gateway.listener import ImpatientListener
+from streamq.gateway.listener import REFUSED_S, ImpatientListener, ListenerConnection
 from streamq.gateway.websocket import PATH
 
 
@@ -15,6 +15,26 @@ class WebSocketStream(ImpatientListener, WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.queue = WebSocketMessages()  # type: ignore[assignment]
+        # Starlette hands the state to the application.
+        self.app_state = {**self.app_state, "stream": self}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, as one whose caller is not known yet."""
+        super().connection_made(transport)
+        ListenerConnection.newcomers.add(self, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Make no more room."""
+        ListenerConnection.newcomers.drop(self)
+        super().connection_lost(exc)
+
+    def accepted(self) -> None:
+        """Note that the caller may have the stream: it makes no room."""
+        ListenerConnection.newcomers.drop(self)
+
+    def goodbye(self) -> None:
+        """Cut the connection soon: not all callers answer when they are told that it ends."""
+        self.loop.call_later(REFUSED_S, self.transport.abort)
 
     def start_keepalive(self) -> None:
         """Ask a browser now and then whether it is there. A worker beats."""

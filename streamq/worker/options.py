@@ -4,6 +4,7 @@ This module does not import redis-py.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from streamq.worker.webhooks import check_prefix
 #: Every level, as people write it.
 ALL_LEVELS = f"0-{LAST_LEVEL}"
 LARGEST_RESULT = f"{MAX_RESULT // 2**20}MiB"
+#: Longer texts are no list of levels: reading megabytes of them would take seconds.
+LONGEST_LEVELS = 1_000
+_LEVELS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 #: A lease of 500 ms is renewed every 125 ms. A shorter one would leave too little time for that.
 SHORTEST_LEASE_MS = 500
 
@@ -134,11 +138,11 @@ def _spool_folder(place: str, what: str) -> str:
 def levels_of_options(text: str, what: str) -> tuple[int, ...]:
     """Return the levels of ``0-19`` or ``0-9,50``."""
     chosen: set[int] = set()
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InvalidValue(f"{what} {text!r}: write 0-19 or 0-9,50")
-        low, high = int(first), int(last or first)
+    for piece in text.split(",") if len(text) <= LONGEST_LEVELS else [""]:
+        found = _LEVELS.fullmatch(piece.strip())
+        if not found:
+            raise InvalidValue(f"{what} {text!r:.80}: write 0-19 or 0-9,50")
+        low, high = int(found[1]), int(found[2] or found[1])
         units.whole(high, what, low, LAST_LEVEL)
         chosen |= set(range(low, high + 1))
     return tuple(sorted(chosen))

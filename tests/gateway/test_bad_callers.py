@@ -3,9 +3,14 @@
 import json
 import resource
 import socket
+import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,7 @@ from streamq.gateway.courier import FIRST_LEASE_MS
 from streamq.gateway.roles import Role
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
+from tests.gateway.test_health import asked_of
 from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
 
@@ -29,8 +35,8 @@ PARTS, RESULT = 60, "x" * 500_000
 def hasty(serve: Callable[..., Gate]) -> Gate:
     """A gateway that waits for a second where others wait for half a minute."""
     return serve(
-        hasty="from streamq.gateway import http, listener, session; "
-        "listener.READ_S = listener.HEAD_S = http.BODY_S = session.SEND_S = 1.0"
+        hasty="from streamq.gateway import bodies, listener, session; "
+        "listener.READ_S = listener.HEAD_S = bodies.BODY_S = session.SEND_S = 1.0"
     )
 
 
@@ -58,6 +64,10 @@ def is_cut_off(raw: socket.socket) -> bool:
     except BlockingIOError:
         pass
     return False
+
+
+def all_are_cut_off(raws: list[socket.socket]) -> bool:
+    return all(is_cut_off(raw) for raw in raws)
 
 
 @pytest.fixture
@@ -124,17 +134,21 @@ def test_more_waits_than_a_key_may_have_are_told_so(
     wait_until(lambda: gate.get(f"{path}/wait?wait_s=0").status == 202)
 
 
+#: The head with which a stream begins.
+STREAM = (
+    b"GET /v1/work HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"Sec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
 @pytest.mark.long
 def test_stream_that_never_reads_is_cut_off_and_its_parts_run_elsewhere(
     hasty: Gate, client: Client
 ) -> None:
     request_id = hasty.submit(["x" * 200_000] * PARTS)
     with with_small_buffer(hasty) as raw:
-        raw.sendall(
-            b"GET /v1/work HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-            b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-            b"Sec-WebSocket-Version: 13\r\n\r\n"
-        )
+        raw.sendall(STREAM)
         assert raw.recv(20).startswith(b"HTTP/1.1 101 ")
         hello = {"queue": hasty.queue, "handlers": ["h"], "slots": PARTS}
         text = json.dumps({"seq": 1, "hello": hello}).encode()
@@ -180,20 +194,32 @@ def is_alive(raw: socket.socket) -> bool:
     return got.startswith(b"HTTP/1.1 200")
 
 
+def waits(gate: Gate, stack: ExitStack) -> socket.socket:
+    """Make a call of a worker that waits for parts."""
+    (raw,) = opened(gate, 1, stack)
+    body = json.dumps(gate.ask(wait_s=50)).encode()
+    head = f"POST /v1/take HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    raw.sendall(head.encode() + body)
+    return raw
+
+
 def test_more_connections_than_allowed_are_told_so_and_others_go_on(
     serve: Callable[..., Gate],
 ) -> None:
-    gate = serve("--max-connections", "20")
+    gate = serve("--max-connections", "20", "--health-port", "127.0.0.1:0")
+    asked = asked_of(gate)
     with ExitStack() as stack:
-        first = next(opened(gate, 1, stack))
-        assert is_alive(first)
+        waiting = [waits(gate, stack) for _ in range(20)]
+        wait_until(lambda: asked.metrics()["streamq_gateway_calls_waiting"] == 20)
         others = [*opened(gate, 100, stack)]
-        for one in others[-80:]:
+        for one in others:
             answer = one.recv(1_000)
             assert answer.startswith(b"HTTP/1.1 503")
             assert b"Retry-After: 1" in answer
-        assert is_alive(first)
-    wait_until(lambda: gate.get("/livez").status == 200)
+        waiting.pop().close()
+        wait_until(lambda: is_answered(gate))
+        gate.submit(["x"] * 19, limit=19)
+        assert all(one.recv(1_000).startswith(b"HTTP/1.1 200") for one in waiting)
 
 
 def test_the_system_allows_as_many_connections_as_it_can(
@@ -207,6 +233,203 @@ def test_the_system_allows_as_many_connections_as_it_can(
     limits = Path(f"/proc/{gate.process.pid}/limits").read_text()
     (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
     assert line.split()[3] == str(hard)
+
+
+def with_head_of(gate: Gate, path: str, size: int, key: str, stack: ExitStack) -> socket.socket:
+    """Begin a call with a body, and send no byte of it."""
+    (raw,) = opened(gate, 1, stack)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n"
+    raw.sendall(f"{head}Authorization: Bearer {key}\r\n\r\n".encode())
+    return raw
+
+
+def memory_mb(gate: Gate) -> int:
+    status = Path(f"/proc/{gate.process.pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) // 1024
+
+
+def test_body_of_a_login_is_short(serve: Callable[..., Gate], tmp_path: Path) -> None:
+    file = tmp_path / "streamq.keys"
+    keys.add_key(file, "al", Role.WORKER)
+    gate = serve("--keys", str(file))
+    assert gate.post("/v1/session", {"key": "x" * 5_000}).status == 413
+    assert gate.post("/v1/session", {"key": "x" * 3_000}).status == 401
+
+
+def test_bodies_that_are_not_whole_take_little_memory(
+    serve: Callable[..., Gate], tmp_path: Path
+) -> None:
+    file = tmp_path / "streamq.keys"
+    al, bo = (keys.add_key(file, name, Role.WORKER) for name in ("al", "bo"))
+    gate = serve("--keys", str(file))
+    before, size, sent = memory_mb(gate), 16_000_000, b" " * 15_000_000
+    with ExitStack() as stack:
+        refused = 0
+        for number in range(20):
+            raw = with_head_of(gate, "/v1/take", size, al, stack)
+            try:
+                raw.sendall(sent)
+            except OSError:  # it was answered before all was sent
+                assert number >= 4
+            raw.settimeout(0.2)
+            with suppress(TimeoutError, OSError):
+                refused += raw.recv(100).startswith(b"HTTP/1.1 429")
+        assert refused >= 8
+        assert memory_mb(gate) < before + 200
+        ask = gate.ask(wait_s=0)
+        # Its small calls go on, and so do large ones of others.
+        assert gate.post("/v1/take", ask, headers={"Authorization": f"Bearer {al}"}).status == 204
+        large = json.dumps(ask).encode() + sent
+        assert gate.post("/v1/take", large, headers={"Authorization": f"Bearer {bo}"}).status == 204
+    of_al = {"Authorization": f"Bearer {al}"}
+    wait_until(lambda: gate.post("/v1/take", large, headers=of_al).status == 204)
+
+
+def test_silent_connections_make_room_for_callers(serve: Callable[..., Gate]) -> None:
+    gate = serve("--max-connections", "20")
+    with ExitStack() as stack:
+        first = next(opened(gate, 1, stack))
+        assert is_alive(first)  # it needs no key, so nobody knows who it is
+        waiting = waits(gate, stack)
+        assert gate.get("/v1/queues").status == 200
+        silent = [*opened(gate, 100, stack)]
+        for _ in range(5):
+            assert gate.get("/v1/queues").status == 200
+        assert first.recv(1_000).startswith(b"HTTP/1.1 503")
+        answers = [each.recv(1_000) for each in silent[:75]]
+        assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
+        # The worker that waits is a caller, and stays.
+        gate.submit(["x"])
+        assert waiting.recv(1_000).startswith(b"HTTP/1.1 200")
+
+
+def test_streams_and_logins_of_strangers_make_room_for_callers(
+    serve: Callable[..., Gate], tmp_path: Path
+) -> None:
+    file = tmp_path / "streamq.keys"
+    text = keys.add_key(file, "al", Role.WORKER)
+    gate = serve("--keys", str(file), "--max-connections", "20")
+    gate.headers = {"Authorization": f"Bearer {text}"}
+    login = b"POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+    for said in (STREAM, login):
+        with ExitStack() as stack:
+            strangers = [*opened(gate, 40, stack)]
+            for raw in strangers:
+                raw.sendall(said)
+            assert gate.get("/v1/queues").status == 200
+            if said is STREAM:  # they do not answer when they are told that they have no key
+                wait_until(partial(all_are_cut_off, strangers), 20)
+
+
+#: Opens connections, every second one with half of a head, and counts those that are turned away.
+CROWD = """
+import resource, select, socket, sys
+port, count = map(int, sys.argv[1:])
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+crowd = []
+for number in range(count):
+    crowd.append(socket.create_connection(("127.0.0.1", port), 60))
+    if number % 2:
+        crowd[-1].sendall(b"POST /v1/take HTTP/1.1\\r\\nHost: loc")
+print("open", flush=True)
+sys.stdin.readline()
+away = 0
+for each in crowd:
+    each.setblocking(False)
+    try:
+        away += each.recv(1_000).startswith(b"HTTP/1.1 503")
+    except OSError:
+        pass
+print(away, flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_twenty_thousand_connections_are_not_felt_by_workers(serve: Callable[..., Gate]) -> None:
+    gate = serve("--health-port", "127.0.0.1:0")
+    asked = asked_of(gate)
+    times: list[float] = []
+    command = [sys.executable, "-c", CROWD, str(gate.port), "5000"]
+    with ExitStack() as stack:
+        waiting = [waits(gate, stack) for _ in range(500)]
+        wait_until(lambda: asked.metrics()["streamq_gateway_calls_waiting"] == 500, 60)
+        crowds = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+                )
+            )
+            for _ in range(4)
+        ]
+
+        def is_open(crowd: "subprocess.Popen[str]") -> bool:
+            assert crowd.stdout
+            return crowd.stdout.readline() == "open\n"
+
+        with ThreadPoolExecutor(4) as threads:
+            opening = [threads.submit(is_open, crowd) for crowd in crowds]
+            while not all(each.done() for each in opening) or len(times) < 200:
+                begun = time.monotonic()
+                assert gate.take(handlers=["other"], wait_s=0).status == 204
+                times.append(time.monotonic() - begun)
+        assert all(each.result() for each in opening)
+        # All who wait are still there, and a gateway that is full still gives them parts.
+        gate.submit(["x"] * 500, limit=500)
+        assert {raw.recv(1_000)[:12] for raw in waiting} == {b"HTTP/1.1 200"}
+        said = [crowd.communicate("\n", 60)[0] for crowd in crowds]
+    assert sum(map(int, said)) >= 8_000
+    print(f"{len(times)} calls, median {sorted(times)[len(times) // 2]:.4f} s, {max(times):.3f} s")
+    assert max(times) < 5
+    assert "Traceback" not in gate.log
+
+
+@pytest.fixture
+def with_tls(serve: Callable[..., Gate], tmp_path: Path) -> Gate:
+    """A gateway with TLS that may have few connections, and few open files."""
+    certificate, key = tmp_path / "own.crt", tmp_path / "own.key"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=x"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    words += ["-out", str(certificate), "-keyout", str(key)]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    gate = serve(
+        *("--tls-cert", str(certificate), "--tls-key", str(key), "--max-connections", "20"),
+        hasty="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (276, 276)); "
+        "from streamq.gateway import tls_door; tls_door.HANDSHAKE_S = 8.0",
+    )
+    gate.tls = ssl.create_default_context(cafile=certificate)
+    return gate
+
+
+def open_files(gate: Gate) -> int:
+    return len([*Path(f"/proc/{gate.process.pid}/fd").iterdir()])
+
+
+def test_handshakes_that_do_not_end_make_room_for_callers(with_tls: Gate) -> None:
+    before = open_files(with_tls)
+    with ExitStack() as stack:
+        silent = [*opened(with_tls, 400, stack)]
+        for _ in range(5):
+            assert with_tls.get("/v1/queues", timeout=6).status == 200
+        assert open_files(with_tls) < before + 130
+        assert silent[0].recv(100) == b""
+        # The others are cut off in time.
+        assert silent[-1].recv(100) == b""
+    assert "Traceback" not in with_tls.log
+    assert with_tls.stop() == 0
+
+
+def test_plain_words_at_the_door_of_tls(with_tls: Gate) -> None:
+    with ExitStack() as stack:
+        for raw in opened(with_tls, 30, stack):
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with suppress(ConnectionResetError):
+                while raw.recv(1_000):
+                    pass
+    assert with_tls.get("/v1/queues").status == 200
+    assert "Traceback" not in with_tls.log
 
 
 def taken(gate: Gate, raw: socket.socket) -> None:

@@ -151,6 +151,41 @@ class TestTaking:
             assert max(mine) == 30
             assert sorted(mine[:-1]) == mine[:-1]
 
+    @pytest.mark.parametrize("seconds", [-3_600, -2, 2, 3_600])
+    def test_turn_ends_though_the_clock_has_jumped(
+        self,
+        desks: Desks,
+        request_: Request,
+        ask: Ask,
+        monkeypatch: pytest.MonkeyPatch,
+        seconds: int,
+    ) -> None:
+        ask.quantum_ms = 500
+
+        async def work() -> None:
+            desk = desks()
+            said = done(await take(desk, ask), next=Ask(queue=ask.queue))
+            now_ms = time.time() * 1e3 + seconds * 1e3
+            monkeypatch.setattr("streamq.gateway.desk._now_of_desk_ms", lambda: round(now_ms))
+            granted = await report(desk, said)
+            assert (granted.word, granted.counted, granted.parts) == ("over", 1, [])
+
+        run(work())
+        assert request_.status().parts.done == 1
+
+    def test_clocks_that_are_a_little_apart_take_nothing_from_a_turn(
+        self, desks: Desks, request_: Request, ask: Ask, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            said = done(await take(desk, ask), next=Ask(queue=ask.queue))
+            now_ms = time.time() * 1e3 - 500
+            monkeypatch.setattr("streamq.gateway.desk._now_of_desk_ms", lambda: round(now_ms))
+            assert (await report(desk, said)).parts
+
+        run(work())
+        assert request_.status().parts.done == 1
+
     def test_nothing_comes_in_time(self, desks: Desks, ask: Ask) -> None:
         ask.wait_s = 0.05
         assert run(desks().take(LOCAL, ask)).granted is None
@@ -300,7 +335,16 @@ class TestTaking:
         assert run(work()).parts[0].attempt == 1
 
     @pytest.mark.parametrize(
-        "changes", [{"handlers": []}, {"handlers": ["a b"]}, {"levels": "x"}, {"queue": "other"}]
+        "changes",
+        [
+            {"handlers": []},
+            {"handlers": ["a b"]},
+            {"levels": "x"},
+            {"levels": "1" * 5_000},
+            {"levels": "0-99," * 1_000_000 + "5"},
+            {"queue": "other"},
+        ],
+        ids=lambda changes: f"{changes!r:.30}",
     )
     def test_ask_that_cannot_be_is_refused(
         self, desks: Desks, ask: Ask, changes: dict[str, Any]

@@ -2,10 +2,12 @@
 
 import json
 import queue as queues
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +290,57 @@ def _code_of(call: Any, message: Any, text: str) -> str:
     except grpc.RpcError as refused:
         return str(refused.code().name)
     return "OK"
+
+
+def test_messages_of_strangers_are_not_read(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "streamq.keys"
+    text = keys.add_key(file, "al", Role.WORKER)
+    gate = serve("--grpc", "127.0.0.1:0", "--keys", str(file))
+    garbage = b"\xff" * 1_000_000
+    with grpc.insecure_channel(f"127.0.0.1:{port_of(gate)}") as channel:
+        call = channel.unary_unary("/streamq.v1.Work/Report")
+        # Whoever has a key is told that this is no message; a stranger only that a key is needed.
+        assert _code_of(call, garbage, text) == "UNKNOWN"
+        assert _code_of(call, garbage, "sqk_no") == "UNAUTHENTICATED"
+        unknown = channel.unary_unary("/streamq.v1.Work/Nothing")
+        assert _code_of(unknown, b"", text) == "UNIMPLEMENTED"
+
+
+def test_silent_connections_keep_nobody_out_for_long(serve: Serve, stubs: Any) -> None:
+    gate = serve(
+        *("--grpc", "127.0.0.1:0", "--max-connections", "20"),
+        hasty="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (296, 296)); "
+        "import streamq.gateway.grpc_service as s; "
+        "s._OPTIONS.append(('grpc.server_handshake_timeout_ms', 2_000))",
+    )
+    with ExitStack() as stack:
+        where = ("127.0.0.1", port_of(gate))
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(where, 20))
+        assert gate.get("/v1/queues").status == 200
+        with grpc.insecure_channel(f"127.0.0.1:{where[1]}") as channel:
+            get = stubs["RequestsStub"](channel).Get
+            wait_until(lambda: _code_of(get, pb.RequestId(id="x"), "") == "NOT_FOUND", 30)
+    assert "Too many open files" not in gate.log
+
+
+def test_stream_of_a_key_that_was_taken_away_ends(serve: Serve, tmp_path: Path, stubs: Any) -> None:
+    file = tmp_path / "streamq.keys"
+    keys.add_key(file, "bo", Role.WORKER)
+    before = file.read_text()
+    text = keys.add_key(file, "al", Role.WORKER)
+    gate = serve("--grpc", "127.0.0.1:0", "--keys", str(file))
+    said: queues.Queue[Any] = queues.Queue()
+    with grpc.insecure_channel(f"127.0.0.1:{port_of(gate)}") as channel:
+        metadata = [("authorization", f"Bearer {text}")]
+        stream = stubs["WorkStub"](channel).Session(iter(said.get, None), metadata=metadata)
+        said.put(pb.FromWorker(seq=1, hello=who(gate)))
+        assert next(stream).HasField("welcome")
+        file.write_text(before)
+        leave = stubs["WorkStub"](channel).Leave
+        wait_until(lambda: _code_of(leave, pb.Bye(), text) != "OK")
+        said.put(pb.FromWorker(seq=2, beat=pb.BeatMessage()))
+        with pytest.raises(grpc.RpcError) as ended:
+            list(stream)
+        said.put(None)
+    assert ended.value.code().name == "UNAUTHENTICATED"
