@@ -488,7 +488,6 @@ EPISODES = [
         "a node that misses a moment takes over: the queue's, then the request's",
         apart,
         CLUSTER,
-        charges=2,
     ),
 ]
 
