@@ -76,7 +76,7 @@ def points_of(deaths: Path) -> Counter[str]:
     [
         ("join", 1),
         pytest.param("spread,map,join", 2, marks=pytest.mark.long),
-        pytest.param("join", 100, marks=pytest.mark.long),
+        pytest.param("join", 25, marks=pytest.mark.long),
     ],
 )
 def test_process_is_killed_at_each_point(
