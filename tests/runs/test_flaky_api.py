@@ -120,7 +120,9 @@ def test_takes_what_the_api_gives_with_no_other_option(
     ask_all(streamq, tmp_path, api, 1_500)
 
     first = min(each.begun for each in api.answered)
-    # At the end the last retries wait for their time, with nothing else to do.
+    # At the end the last retries wait for their time, with nothing else to do. On a calm machine it
+    # is 0.95 and more, and over a long job 0.9 with start and end: the bench and the long test of
+    # paid calls measure that. A busy machine may take a tenth, and parts of many calls take most.
     fresh = sorted(each.begun for each in api.answered)[1_400]
-    assert api.share(first, fresh) > 0.9
-    assert api.share(first, max(each.ended for each in api.answered)) > 0.7
+    assert api.share(first, fresh) > 0.8
+    assert api.share(first, max(each.ended for each in api.answered)) > 0.6
