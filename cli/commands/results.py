@@ -83,6 +83,15 @@ def results(  # noqa: PLR0913  the options of a collection are many and flat
             "digests, by which streamq verify compares them.",
         ),
     ] = False,
+    spool: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Read results that workers keep in this folder, by the same option, and remove "
+            "those that are written.",
+            show_default="none",
+        ),
+    ] = "",
     force: Annotated[
         bool,
         typer.Option(
@@ -129,7 +138,7 @@ def results(  # noqa: PLR0913  the options of a collection are many and flat
             form,
             gaps=gaps_beside(path, request_id),
             has_keys=has_keys,
-            spools=spools_of_fleet(protocol, request_id, form, has_keys=has_keys),
+            spools=spools_of_fleet(protocol, request_id, form, spool, has_keys=has_keys),
         )
         try:
             is_complete = collector.run(is_ordered=is_ordered, follow=follow, force=force)

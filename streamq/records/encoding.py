@@ -247,7 +247,7 @@ def checked_items(items: list[Any]) -> tuple[list[Item], bytes]:
         if items[0].code == _SPOOLED:
             raise Damaged(
                 "a result is in a file of the run that writes it, or of its workers, not in the "
-                "server: streamq results -o FILE reads what workers keep"
+                "server: streamq results -o FILE --spool DIR reads what workers keep"
             )
         items = _items_of_joined(items[0]) + items[1:]
     if not _ITEM_TYPES.issuperset(map(type, items)):

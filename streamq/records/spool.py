@@ -11,6 +11,7 @@ earlier one was told of. It has the part run again if they are not what they wer
 
 import logging
 import os
+import re
 import secrets
 import time
 import zlib
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 LEAST_BYTES = 4096
 #: After this many bytes a process begins a new spool, so that the one before can be removed.
 ROLL_BYTES = 2**25
+_NAME = re.compile(r"\d+-[0-9a-f]{8}\.\d+", re.ASCII)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 #: In a folder of several machines, bytes are there after so long at the latest, if at all.
 _VISIBLE_S = 2.0
@@ -134,6 +136,11 @@ class SpoolWriter:
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+
+
+def is_spool_name(name: str) -> bool:
+    """Return whether a spool may have that name. Whoever sends results can name any file."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _spool_name(process: str, number: int) -> str:
@@ -251,7 +258,7 @@ class SpoolReader:
 
     def _spool(self, name: str) -> _Spool | None:
         if name not in self._open:
-            if "/" in name:
+            if not is_spool_name(name):
                 return None
             try:
                 spool = _Spool(

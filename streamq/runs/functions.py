@@ -107,6 +107,7 @@ def collect(
     follow: bool = True,
     output_format: str = "",
     keys: bool = False,
+    spool: str = "",
     force: bool = False,
 ) -> bool:
     """Write the results of a request to a file, each exactly once, as ``streamq results`` does.
@@ -115,7 +116,8 @@ def collect(
     continues where the file ends; results that are written are deleted from the server. Failures
     of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv, tsv, raw or parquet; by
     default the file's name decides. With ``keys`` each line has the numbers of its part and its
-    record. Results of parts that were retried are put in their place in the file.
+    record. Results of parts that were retried are put in their place in the file. Results that
+    workers keep in a folder of their own are read from ``spool``, which is that folder.
     Return whether the request has ended and everything is in the file.
 
     Raises:
@@ -142,7 +144,7 @@ def collect(
         form,
         gaps=gaps_beside(path, request.id),
         has_keys=keys,
-        spools=spools_of_fleet(request.protocol, request.id, form, has_keys=keys),
+        spools=spools_of_fleet(request.protocol, request.id, form, spool, has_keys=keys),
     )
     is_complete = collector.run(is_ordered=ordered, follow=follow, force=force)
     if is_complete:

@@ -1,9 +1,9 @@
 """The results of a run that are in spools: where they are, and what to do if they are lost."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from streamq.records import encoding as codec
 from streamq.records.output import OutputError
 from streamq.records.ranges import Range
 from streamq.records.references import ReferenceReader
-from streamq.records.spool import Spooled, SpoolReader, spooled_of
+from streamq.records.spool import Spooled, SpoolReader, is_spool_name, spooled_of
 from streamq.records.stream_output import Stopped
 
 log = logging.getLogger(__name__)
@@ -105,9 +105,13 @@ class SpooledResults:
             self._reader.copied(found)
 
     def remove(self) -> None:
-        """Delete all spools: every result is in the output."""
+        """Delete all spools: every result is in the output. Other files stay where they are."""
         self._reader.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                if is_spool_name(path.name):
+                    path.unlink()
+            self._folder.rmdir()
 
     def _run_again(self, lost: Spooled) -> bytes:
         """Have a part run again, as a request of its own, and return its result."""
@@ -143,12 +147,14 @@ class SpooledResults:
 
 
 def spools_of_fleet(
-    protocol: Protocol, request_id: str, form: str, *, has_keys: bool = False
+    protocol: Protocol, request_id: str, form: str, allowed: str, *, has_keys: bool = False
 ) -> SpooledResults | None:
     """Return the spools in which workers keep the results of a request; None if they do not.
 
+    ``allowed``: the folder in which they may be. Whoever loads a request can name any.
+
     Raises:
-        InvalidValue: the output is to have another form than the lines in the spools.
+        InvalidValue: they are elsewhere, or the output is to have another form than their lines.
         OutputError: the folder of the spools is not there.
     """
     found = protocol.inspect(request_id)
@@ -161,6 +167,11 @@ def spools_of_fleet(
             "name the output so, or give the format"
         )
     folder = Path(spec.spool)
+    if not allowed or not folder.resolve().is_relative_to(Path(allowed).resolve()):
+        raise InvalidValue(
+            f"results of {request_id} are kept in {folder}: say --spool {folder.parent} if you "
+            "trust who loaded it"
+        )
     if not folder.parent.is_dir():
         raise OutputError(f"results of {request_id} are in {folder}, and there is no such folder")
     again = msgspec.structs.replace(spec, spool="", spool_form="")

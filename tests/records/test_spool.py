@@ -189,11 +189,12 @@ class TestDamage:
 
         assert text_of(SpoolReader(tmp_path), spooled) == TEXT + TEXT[:100]
 
-    @pytest.mark.parametrize("name", ["../in.txt", "/etc/passwd", "7.1"])
+    @pytest.mark.parametrize("name", ["../in.txt", "/etc/passwd", "7-0000abcd.1", "own.txt"])
     def test_only_spools_of_the_folder_are_opened(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "spool").mkdir()
         (tmp_path / "in.txt").write_bytes(TEXT)
-        (tmp_path / "spool" / "7.1").symlink_to(tmp_path / "in.txt")
+        (tmp_path / "spool" / "7-0000abcd.1").symlink_to(tmp_path / "in.txt")
+        (tmp_path / "spool" / "own.txt").write_bytes(TEXT)
 
         found = SpoolReader(tmp_path / "spool").find(Spooled(name, 0, 5, 0, b"", b""))
 

@@ -63,15 +63,15 @@ def test_results_wait_in_the_folder_and_are_copied_from_there(
     assert size == (tmp_path / "in.txt").stat().st_size
     assert client.protocol.result_bytes(request) < size / 4
 
-    wrong = streamq("results", request, "-o", "out.jsonl")
-    keyed = streamq("results", request, "-o", "out", "--output-format", "jsonl", "--with-keys")
+    wrong = streamq("results", request, "-o", "out.jsonl", "--spool", "shared")
+    keyed = streamq(*("results", request, "-o", "out.jsonl", "--spool", "shared", "--with-keys"))
     shown = streamq("results", request)
-    done = streamq("results", request, "-o", "out.txt")
+    done = streamq("results", request, "-o", "out.txt", "--spool", "shared")
 
     assert wrong.returncode == keyed.returncode == 2
     assert f"are kept in {shared / request} as raw without keys" in wrong.stderr
     assert shown.returncode != 0
-    assert "streamq results -o FILE reads what workers keep" in shown.stderr
+    assert "streamq results -o FILE --spool DIR reads what workers keep" in shown.stderr
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "in.txt").read_bytes()
     assert list(shared.iterdir()) == []
@@ -94,7 +94,7 @@ def test_what_is_lost_in_the_folder_runs_again(
     else:
         os.truncate(path, 30_000)
 
-    done = streamq("results", request, "-o", "out.txt")
+    done = streamq("results", request, "-o", "out.txt", "--spool", "shared")
 
     assert done.returncode == 0, done.stderr
     assert "runs again" in done.stderr
@@ -111,7 +111,7 @@ def test_a_worker_that_may_not_write_there_sends_results_to_the_server(
     assert not spools(tmp_path)
     assert not list((tmp_path / "other").iterdir())
 
-    done = streamq("results", request, "-o", "out.txt")
+    done = streamq("results", request, "-o", "out.txt", "--spool", "shared")
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "in.txt").read_bytes()
@@ -125,13 +125,33 @@ def test_where_the_folder_is_not_there_nothing_runs_again(
     client.get(request).wait(60)
     shared.rename(tmp_path / "elsewhere")
 
-    refused = streamq("results", request, "-o", "out.txt")
+    refused = streamq("results", request, "-o", "out.txt", "--spool", "shared")
 
     assert refused.returncode == 1
     assert "and there is no such folder" in refused.stderr
     (tmp_path / "elsewhere").rename(shared)
-    assert streamq("results", request, "-o", "out.txt").returncode == 0
+    assert streamq("results", request, "-o", "out.txt", "--spool", "shared").returncode == 0
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "in.txt").read_bytes()
+
+
+def test_a_collector_reads_and_removes_only_spools_of_the_folder_that_it_was_told(
+    fleet: Fleet, streamq: Command, client: Client, shared: Path, tmp_path: Path
+) -> None:
+    fleet.ready(*allowed(tmp_path))
+    request = load(streamq)
+    client.get(request).wait(60)
+    (tmp_path / "other").mkdir()
+    (shared / request / "precious.txt").write_text("mine")
+
+    for words in ((), ("--spool", "other"), ("--spool", f"shared/{request}/../../other")):
+        refused = streamq("results", request, "-o", "out.txt", *words)
+        assert refused.returncode == 2
+        assert f"say --spool {shared} if you trust who loaded it" in refused.stderr
+    assert not (tmp_path / "out.txt").exists()
+    done = streamq("results", request, "-o", "out.txt", "--spool", "shared")
+
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in spools(tmp_path)] == ["precious.txt"]
 
 
 def test_what_cannot_be_kept_there_is_refused(streamq: Command, shared: Path) -> None:
@@ -157,7 +177,7 @@ def test_workers_that_are_killed_leave_nothing_out_and_nothing_twice(
         os.kill(pid, signal.SIGKILL)
     fleet.ready(*allowed(tmp_path))
 
-    done = streamq("results", request, "-o", "out.txt", "--follow")
+    done = streamq("results", request, "-o", "out.txt", "--follow", "--spool", "shared")
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "in.txt").read_bytes()
@@ -170,7 +190,7 @@ def test_a_collector_that_follows_removes_what_it_has_copied(
     request = load(streamq)
     wait_until(lambda: bool(spools(tmp_path)), 30)
 
-    done = streamq("results", request, "-o", "out.txt", "--follow")
+    done = streamq("results", request, "-o", "out.txt", "--follow", "--spool", "shared")
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "in.txt").read_bytes()
