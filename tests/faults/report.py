@@ -55,13 +55,15 @@ def _story(episode: Episode, figures: list[Figures]) -> str:
     made = [f for f in figures if f.scenario == episode.name and f.parts]
     if not made:
         return ""
+    is_flow = episode.name.startswith("flow-")
     cells = [
         episode.says,
         f"{len(made)}",
         _most(f.parts for f in made),
         _most(f.faults for f in made),
-        _most(f.lost for f in made),
-        _most(f.again for f in made),
+        # Of flows only what came to their ends is looked at: what is lost counts as wrong.
+        "" if is_flow else _most(f.lost for f in made),
+        "" if is_flow else _most(f.again for f in made),
         _most(f.wrong for f in made),
         "" if episode.is_large else _most(f.charged for f in made),
         f"{max(f.start_s for f in made):.1f}" if any(f.start_s for f in made) else "",
