@@ -1,6 +1,7 @@
 """Files in, files out: ``streamq run`` beside the alternatives, on the same file.
 
     python bench/files.py [--lines 2000000] [--rounds 3] [--processes 2] [--json]     speed
+    python bench/files.py --sizes "by time"                   the same with parts sized by time
     python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
 
 Speed: the same function on the same lines in the same parts and processes, results in input order
@@ -50,7 +51,8 @@ INPUTS = {
     "csv_row": "in.csv",
 }
 COLUMNS = ["id", "text", "is_new"]
-SIZES = ("1MiB", "100 lines")
+#: ``by time`` says no size to streamq, which sizes parts by time then; the others get 1 MiB.
+SIZES = ("1MiB", "100 lines", "by time")
 
 
 def same(line: bytes) -> bytes:
@@ -130,7 +132,7 @@ def make_input(path: Path, lines: int) -> None:
 def chunks(path: Path, size: str) -> Iterator[bytes]:
     """Yield a file in whole lines: so many bytes, or so many lines, in each."""
     with path.open("rb") as file:
-        if size == "1MiB":
+        if size != "100 lines":
             while chunk := file.read(2**20 - 100):
                 yield chunk + file.readline()
         else:
@@ -173,15 +175,16 @@ def command_of(
         words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
         words += ["--no-spool"] if way == "no spool" else []
         words += ["--header", ",".join(COLUMNS)] if function == "csv_row" else []
-        return [*words, *(["--bytes", "1MiB"] if size == "1MiB" else ["--lines", "100"])]
+        options = {"1MiB": ["--bytes", "1MiB"], "100 lines": ["--lines", "100"], "by time": []}
+        return [*words, *options[size]]
     if way in ("Pool.imap", "dask"):
-        if way == "dask" and (importlib.util.find_spec("dask") is None or size != "1MiB"):
+        if way == "dask" and (importlib.util.find_spec("dask") is None or size == "100 lines"):
             return None
         option = "--dask" if way == "dask" else "--pool"
         words = [sys.executable, str(HERE), option, str(source), str(target)]
         return [*words, function, size, str(processes)]
     found = shutil.which("parallel")
-    if found is None or size != "1MiB":
+    if found is None or size == "100 lines":
         return None
     words = [found, "--will-cite", "--pipepart", "-a", str(source), "--block", "1M", "-k"]
     return [*words, "-j", str(processes), sys.executable, str(HERE), "--filter", function]
@@ -284,7 +287,7 @@ def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[di
                     f"{row['ratio']:.2f} x Pool.imap",
                     flush=True,
                 )
-            why = "is not installed" if size == "1MiB" else "is not for parts that small"
+            why = "is not installed" if size != "100 lines" else "is not for parts that small"
             for way in (way for way in args.ways if way not in tries):
                 print(f"{lines:>9,}  {function:<12} {size:<10} {way:<10} not run: it {why}")
     return found
@@ -368,7 +371,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=FUNCTIONS)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="with Pool.imap")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES[:2])
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
