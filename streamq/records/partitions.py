@@ -84,6 +84,8 @@ def write_partitions(output: Path, columns: Sequence[str], run_id: str) -> list[
         sync_folder(folder.parent)
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     shutil.rmtree(before, ignore_errors=True)
     return sorted(each for each in folder.rglob("*") if each.is_file())
 
@@ -92,6 +94,8 @@ def _write_dataset(output: Path, folder: Path, columns: Sequence[str]) -> None:
     pa, dataset = pyarrow(), pyarrow("dataset")
     with closing(pyarrow("parquet").ParquetFile(output)) as file:
         schema = file.schema_arrow
+        if not file.metadata.num_rows:
+            return
         for name in columns:
             if name not in schema.names:
                 raise OutputError(
@@ -113,7 +117,9 @@ def _write_dataset(output: Path, folder: Path, columns: Sequence[str]) -> None:
                 use_threads=False,
             )
         except pa.ArrowException as error:
-            raise OutputError(f"no folders can be made of {output}: {error}") from None
+            raise OutputError(
+                f"all rows are in {output}, and no folders can be made of them: {error}"
+            ) from None
 
 
 def _sync_below(folder: Path) -> None:

@@ -199,7 +199,14 @@ class TestFolders:
         with pytest.raises(OutputError, match="no folders can be made of"):
             partitions.write_partitions(output, ["id"], "run")
 
-        assert not (output.parent / "out").exists()
+        assert [path.name for path in output.parent.iterdir()] == ["out.parquet"]
+
+    def test_no_rows_make_an_empty_folder(self, output: Path) -> None:
+        pq.write_table(pa.table({}), output)
+
+        assert partitions.write_partitions(output, ["kind"], "run") == []
+
+        assert list((output.parent / "out").iterdir()) == []
 
     def test_links_are_not_followed(self, tmp_path: Path) -> None:
         (tmp_path / "far").mkdir()
