@@ -6,15 +6,13 @@ Data go to stdout and everything else to stderr, so that a pipe gets data only.
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 import typer
 
-from streamq.model import Failure, State, Status
+from streamq.model import State, Status
 from streamq.telemetry.logs import harmless_log_text
 
 NOTHING = "-"
@@ -241,38 +239,3 @@ class StatusLine:
                 sys.stderr.flush()
             except OSError:
                 write_no_more(sys.stderr)
-
-
-#: How many failures are shown at the end.
-_FIRST_FAILURES = 3
-_MOST_KINDS = 5
-
-
-def failures(found: Sequence[Failure], path: Path) -> None:
-    """Say where failures were written, if there are any; show how many of each kind, and three."""
-    if not found:
-        return
-    kinds = Counter(each.error for each in found).most_common(_MOST_KINDS)
-    told = ", ".join(f"{number:,} {kind}" for kind, number in kinds)
-    note(f"{count(len(found), 'failure')} in {path}: {told}")
-    for each in found[:_FIRST_FAILURES]:
-        note(f"  {first_line(each)}")
-    parts = [each for each in found if each.records > 1]
-    if parts:
-        records = sum(each.records for each in parts)
-        note(
-            f"  {count(len(parts), 'part')} with {count(records, 'record')} failed as a whole: one "
-            "call gets a part. --lines 1 makes each record a part of its own"
-        )
-
-
-def first_line(failure: Failure) -> str:
-    """Return a failure in a line: where, and why."""
-    place = failure.source or f"part {failure.part}"
-    if failure.source and failure.line:
-        place = f"{failure.source}:{failure.line}"
-    message = failure.message.strip().splitlines()
-    why = f"{failure.error}: {message[0]}" if message else failure.error
-    # The message about a file that cannot be read names the file already.
-    is_named = bool(failure.source and message and message[0].startswith(failure.source))
-    return clean(why if is_named else f"{place}: {why}")

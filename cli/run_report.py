@@ -21,8 +21,8 @@ from streamq.runs.stored_runs import retry_command
 from streamq.telemetry.logs import harmless_log_text
 
 from . import render
-from .commands.errors import error_place
 from .exits import exit_code
+from .failure_lines import failure_place, show_failures
 from .progress import ProgressDisplay
 from .resuming import resume_command, resume_hint
 
@@ -101,7 +101,7 @@ class RunReport:
         if problem := self._folder.errors_problem:
             render.error(str(problem))
         if self._folder.errors_file:
-            render.failures(run.failures, self._folder.errors_file)
+            show_failures(run.failures, self._folder.errors_file)
         else:
             _report_first_failures(run.failures)
         if self._folder.can_retry:
@@ -140,7 +140,7 @@ def _reported_parts_or_stages(status: Status) -> str:
 def _report_first_failures(failures: list[Failure]) -> None:
     """Print the first failures."""
     for each in failures[:_MOST_TOLD]:
-        place = error_place(each) or f"part {each.part}"
+        place = failure_place(each) or f"part {each.part}"
         render.note(render.clean(f"{place}: {each.error}: {each.message}"))
     if len(failures) > _MOST_TOLD:
         render.note(f"and {len(failures) - _MOST_TOLD:,} more; with -o FILE all are written")

@@ -10,6 +10,7 @@ from streamq.model import Failure
 from streamq.runs.finding import failures_of_kept_run
 
 from .. import render
+from ..failure_lines import failure_place
 from ..finding import found_request, is_server_named
 from ..shared_options import JsonOption, PrefixOption, RunIdArgument, UrlOption
 
@@ -101,7 +102,7 @@ def _error_row(failure: Failure) -> tuple[str, ...]:
     return (
         *((failure.stage, failure.item) if failure.stage else (f"{failure.part}",)),
         f"{failure.record or render.NOTHING}",
-        error_place(failure) or render.NOTHING,
+        failure_place(failure) or render.NOTHING,
         f"{failure.attempts or render.NOTHING}",
         _error_and_message(failure),
     )
@@ -109,22 +110,12 @@ def _error_row(failure: Failure) -> tuple[str, ...]:
 
 def _error_place_of_failure(failure: Failure) -> str:
     what = f"item {failure.item} in {failure.stage}" if failure.stage else f"part {failure.part}"
-    places = [error_place(failure), what]
+    places = [failure_place(failure), what]
     if failure.record:
         places.append(f"record {failure.record}")
     if failure.attempts:
         places.append(render.count(failure.attempts, "attempt"))
     return ", ".join(filter(None, places))
-
-
-def error_place(failure: Failure) -> str:
-    """Return file and line: ``in.txt:7``, or for several records ``in.txt:1-9 (9 records)``."""
-    if not failure.line:
-        return failure.source
-    if not failure.records:
-        return f"{failure.source}:{failure.line}"
-    records = render.count(failure.records, "record")
-    return f"{failure.source}:{failure.line}-{failure.last_line} ({records})"
 
 
 def _error_and_message(failure: Failure) -> str:

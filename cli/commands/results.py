@@ -28,6 +28,7 @@ from streamq.runs.spooled_results import spools_of_fleet
 
 from .. import render
 from ..connecting import connected, naming_request
+from ..failure_lines import show_failures
 from ..finding import FoundPlace, place_of_request
 from ..shared_options import PrefixOption, RunIdArgument, UrlOption
 
@@ -148,7 +149,7 @@ def results(  # noqa: PLR0913  the options of a collection are many and flat
         if is_json:
             _print_results_summary(request.status(), path, is_complete=is_complete)
         if is_complete:
-            render.failures(collector.failures, write_collected_errors(collector.failures, path))
+            show_failures(collector.failures, write_collected_errors(collector.failures, path))
             if has_manifest:
                 files = protocol.inspect(request_id).spec.files
                 write_manifest(path, request.status(), files, form)
