@@ -159,6 +159,7 @@ bench-files: .venv/ready ## Measure files in, files out beside Pool.imap and oth
 	$(BIN)/python bench/files.py
 	$(BIN)/python bench/files.py --memory
 	$(BIN)/python bench/tables.py
+	$(BIN)/python bench/start.py
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info .venv-package .pytest_cache .mypy_cache .ruff_cache .hypothesis
