@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from streamq.errors import InvalidValue, ProtocolError, SettingsError
-from streamq.runs.finding import FoundRun, has_runs, live_runs
+from streamq.runs.finding import FoundRun, find_live_runs, has_runs
 from streamq.settings import Settings
 
 from . import render
@@ -128,7 +128,7 @@ def _one_live_run(run_id: str, *, steers: bool) -> FoundRun:
         if not run_id and is_server_named(None):
             raise InvalidValue("which request? Give its id; streamq ls lists them")
         raise SettingsError(f"{NO_URL}\nand no run goes on in this folder that could be meant")
-    runs = live_runs(run_id)
+    runs = find_live_runs(run_id)
     if len(runs) > 1:
         _tell_of_several_runs(runs, steers=steers)
     return runs[0]

@@ -142,9 +142,9 @@ def gather_settings(env: Mapping[str, str] = os.environ, cwd: Path | None = None
         SettingsError: a value or a key is not allowed, or a file cannot be read.
     """
     sources = [
-        _from_variables(env),
+        _settings_from_variables(env),
         *(_settings_from_file(*file) for file in settings_files(env, cwd)),
-        _url_from_other_programs(env),
+        _url_setting_from_other_programs(env),
         {name: (field.default, "default") for name, field in FIELDS.items()},
     ]
     merged: dict[str, tuple[Any, str]] = {}
@@ -157,7 +157,7 @@ def gather_settings(env: Mapping[str, str] = os.environ, cwd: Path | None = None
             f"{_setting_named('beat_ms', origins)} is {settings.beat_ms}: give less than lease_ms "
             f"({settings.lease_ms}), or leases end before their heartbeat comes"
         )
-    return Gathered(settings, origins, _unknown_variables(env))
+    return Gathered(settings, origins, _unknown_setting_variables(env))
 
 
 def settings_files(
@@ -167,12 +167,12 @@ def settings_files(
     found = []
     if env.get("STREAMQ_CONFIG"):
         path = Path(env["STREAMQ_CONFIG"])
-        found.append((path, _settings_table(path, _parsed_toml(path))))
+        found.append((path, _settings_table(path, _parsed_settings_file(path))))
     elif project := _nearest_settings_file(cwd or Path.cwd()):
         found.append(project)
     home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
     if home and (path := Path(home, "streamq", "config.toml")).is_file():
-        found.append((path, _parsed_toml(path)))
+        found.append((path, _parsed_settings_file(path)))
     return found
 
 
@@ -201,7 +201,7 @@ def url_with_login(url: str, settings: Settings) -> str:
     return f"{whole}{'&' if '?' in whole else '?'}{added}"
 
 
-def _from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+def _settings_from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     for name in FIELDS:
         variable = variable_of(name)
@@ -209,11 +209,11 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
             found[name] = _setting_value(name, env[variable], variable), variable
         elif name in SECRETS and env.get(f"{variable}_FILE"):
             origin = f"{variable}_FILE"
-            found[name] = _secret_from_file(Path(env[origin]), origin), origin
+            found[name] = _secret_setting_from_file(Path(env[origin]), origin), origin
     return found
 
 
-def _url_from_other_programs(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+def _url_setting_from_other_programs(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     """Return the URL from the variables that other programs use too."""
     named = next((name for name in ("REDIS_URL", "VALKEY_URL") if env.get(name)), None)
     return {"url": (env[named], named)} if named else {}
@@ -232,7 +232,7 @@ def _settings_from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[An
                 f"put it into a file of its own and name that with {key}_file"
             )
         if name != key:
-            found[name] = _secret_from_file(path.parent / str(value), what), str(path)
+            found[name] = _secret_setting_from_file(path.parent / str(value), what), str(path)
         else:
             found[name] = _setting_value(name, value, what), str(path)
     return found
@@ -242,9 +242,9 @@ def _nearest_settings_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
     for folder in (start, *start.parents):
         own, project = folder / "streamq.toml", folder / "pyproject.toml"
         if own.is_file():
-            return own, _parsed_toml(own)
+            return own, _parsed_settings_file(own)
         if project.is_file():
-            table = _settings_table(project, _parsed_toml(project))
+            table = _settings_table(project, _parsed_settings_file(project))
             return (project, table) if table else None
     return None
 
@@ -259,7 +259,7 @@ def _settings_table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _parsed_toml(path: Path) -> dict[str, Any]:
+def _parsed_settings_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -273,7 +273,7 @@ def _nearest_setting(key: str) -> str:
     return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(FIELDS)}"
 
 
-def _unknown_variables(env: Mapping[str, str]) -> list[str]:
+def _unknown_setting_variables(env: Mapping[str, str]) -> list[str]:
     known = {variable_of(name) for name in FIELDS}
     known |= {f"{variable_of(name)}_FILE" for name in SECRETS}
     return sorted(
@@ -326,7 +326,7 @@ def _setting_truth(value: Any, what: str) -> bool:
     return truth
 
 
-def _secret_from_file(path: Path, what: str) -> str:
+def _secret_setting_from_file(path: Path, what: str) -> str:
     try:
         return path.read_text("utf-8").strip()
     except OSError as error:

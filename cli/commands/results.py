@@ -17,7 +17,7 @@ from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.outputs import (
     FORMS,
     FileOutput,
-    check_keys,
+    check_output_keys,
     check_output_name,
     form_by_output_name,
     is_stream_output,
@@ -192,7 +192,7 @@ def _check_result_options(
     if form not in FORMS:
         raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
     if has_keys:
-        check_keys(form, "--with-keys")
+        check_output_keys(form, "--with-keys")
     if not output and not is_ordered:
         raise InvalidValue("--unordered goes with -o FILE")
     if not output and is_json:

@@ -11,7 +11,7 @@ from streamq.errors import ServerBusy, ServerUnreachable, StreamqError, WaitTime
 from streamq.model import State, Status
 from streamq.queue.outages import Outage
 from streamq.queue.request import Request
-from streamq.runs.finding import FoundRun, is_run_kept, live_runs
+from streamq.runs.finding import FoundRun, find_live_runs, is_run_kept
 
 from .. import render
 from ..connecting import naming_request
@@ -96,7 +96,7 @@ class Waited(NamedTuple):
             raise StreamqError(
                 f"run {self.run.id} has ended before it was seen how; it wrote {self.run.output}"
             )
-        live_runs(self.run.id)
+        find_live_runs(self.run.id)
 
 
 def _wait_for_request(

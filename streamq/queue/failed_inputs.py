@@ -10,7 +10,7 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.records import about
-from streamq.records.arrow_tables import TABLE_FORMATS, json_of_rows, rows_of_table
+from streamq.records.arrow_tables import TABLE_FORMATS, rows_of_table, table_row_as_json
 from streamq.records.decoding import TEXT_FORMATS, records_in, without_line_ending
 from streamq.records.references import ReferenceReader
 
@@ -96,7 +96,7 @@ def _row_of_failed_record(part: Part, failure: Failure) -> bytes:
     if not failure.record or failure.records:
         return b""
     rows = rows_of_table(part.payload.slice(failure.record - 1, 1))  # type: ignore[attr-defined]
-    return json_of_rows(rows[0]) if rows else b""
+    return table_row_as_json(rows[0]) if rows else b""
 
 
 def _is_failed_input_text(data: bytes) -> bool:

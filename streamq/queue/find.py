@@ -143,7 +143,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
 
 def _item_in_its_stages(protocol: Protocol, found: Snapshot, origin: str) -> Item | None:
     with damaged_if_unreadable(f"where item {origin} of {found.id} is"):
-        return ItemWalk(protocol, found).item(origin)
+        return ItemFinder(protocol, found).item(origin)
 
 
 def requests_with_item(
@@ -161,7 +161,7 @@ def requests_with_item(
     return [each for each, numbers in zip(newest, found, strict=True) if numbers]
 
 
-class ItemWalk:
+class ItemFinder:
     """Follows one item through the stages of its request."""
 
     def __init__(self, protocol: Protocol, found: Snapshot) -> None:

@@ -59,32 +59,32 @@ def rows_of_table(table: Any) -> list[Any]:
         double = next(name for name in names if names.count(name) > 1)
         why = f"two columns have the name {double!r}: take a pyarrow.Table instead"
         return [_Unreadable(why) for _ in range(table.num_rows)]
-    table = _with_plain_types(table)
+    table = _with_plain_arrow_types(table)
     try:
         columns = [column.to_pylist() for column in table.columns]
     except Exception:  # noqa: BLE001  whatever one value leads to, its row says
-        return [_row_of_columns(table, index) for index in range(table.num_rows)]
+        return [_table_row_of_columns(table, index) for index in range(table.num_rows)]
     if not columns:
         return [{} for _ in range(table.num_rows)]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _row_of_columns(table: Any, index: int) -> Any:
+def _table_row_of_columns(table: Any, index: int) -> Any:
     try:
         return table.slice(index, 1).to_pylist()[0]
     except Exception as error:  # noqa: BLE001  whatever the value leads to
         return _Unreadable(str(error))
 
 
-def _with_plain_types(table: Any) -> Any:
+def _with_plain_arrow_types(table: Any) -> Any:
     """Return a table whose times have microseconds: Python has no nanoseconds."""
     pa = pyarrow()
-    fields = [field.with_type(_plain_type(pa, field.type)) for field in table.schema]
+    fields = [field.with_type(_plain_arrow_type(pa, field.type)) for field in table.schema]
     wanted = pa.schema(fields)
     return table if wanted.equals(table.schema) else table.cast(wanted, safe=False)
 
 
-def _plain_type(pa: Any, kind: Any) -> Any:
+def _plain_arrow_type(pa: Any, kind: Any) -> Any:
     types = pa.types
     if getattr(kind, "unit", "") == "ns":
         if types.is_timestamp(kind):
@@ -93,20 +93,22 @@ def _plain_type(pa: Any, kind: Any) -> Any:
     if types.is_float16(kind):
         return pa.float32()
     if types.is_struct(kind):
-        return pa.struct([f.with_type(_plain_type(pa, f.type)) for f in kind])
+        return pa.struct([f.with_type(_plain_arrow_type(pa, f.type)) for f in kind])
     if types.is_list(kind) or types.is_large_list(kind):
         make = pa.list_ if types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_plain_type(pa, kind.value_type)))
+        return make(kind.value_field.with_type(_plain_arrow_type(pa, kind.value_type)))
     return kind
 
 
-def row_decoder(annotation: Any) -> Any:
+def table_row_decoder(annotation: Any) -> Any:
     """Return the function that makes of a row what a handler is called with.
 
     As text or bytes a row is JSON; as a list or a tuple it has the values in the order of columns.
     """
     if annotation in (str, bytes):
-        return lambda row: _row_as_json(row) if annotation is bytes else _row_as_json(row).decode()
+        return lambda row: (
+            _arrow_row_as_json(row) if annotation is bytes else _arrow_row_as_json(row).decode()
+        )
     is_plain = _is_plain_type_of_arrow(annotation)
     is_list = annotation is list or typing.get_origin(annotation) in (list, tuple)
 
@@ -124,7 +126,7 @@ def _is_plain_type_of_arrow(annotation: Any) -> bool:
     return annotation in _ANYTHING or annotation == dict[str, Any]
 
 
-def plain_rows(table: Any, annotation: Any) -> list[Any] | None:
+def plain_rows_of_table(table: Any, annotation: Any) -> list[Any] | None:
     """Return all rows as what a handler is called with; None where each is to be decoded alone."""
     rows = rows_of_table(table)
     if any(type(row) is _Unreadable for row in rows):
@@ -139,23 +141,23 @@ def plain_rows(table: Any, annotation: Any) -> list[Any] | None:
         return None
 
 
-def _row_as_json(row: Any) -> bytes:
+def _arrow_row_as_json(row: Any) -> bytes:
     if isinstance(row, _Unreadable):
         raise DecodeError(f"the row does not decode: {row.why}")
     return msgspec.json.encode(row)
 
 
-def json_lines(table: Any) -> bytes:
+def table_as_json_lines(table: Any) -> bytes:
     """Return the rows of a table as JSON lines."""
-    return b"".join(_row_as_json(row) + b"\n" for row in rows_of_table(table))
+    return b"".join(_arrow_row_as_json(row) + b"\n" for row in rows_of_table(table))
 
 
-def json_of_rows(row: Any) -> bytes:
+def table_row_as_json(row: Any) -> bytes:
     """Return a row as JSON; nothing for one that Python has no values for."""
     return b"" if isinstance(row, _Unreadable) else msgspec.json.encode(row)
 
 
-def columns_of_rows(annotation: Any) -> list[str] | None:
+def table_columns_of_rows(annotation: Any) -> list[str] | None:
     """Return the only columns that a handler of such rows can see; None: all of them."""
     if typing.get_origin(annotation) is list:
         (annotation,) = typing.get_args(annotation)
@@ -239,10 +241,10 @@ def _arrow_column(pa: Any, values: list[Any]) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        return pa.array(list(map(cell_as_text, values)), pa.string())
+        return pa.array(list(map(table_cell_as_text, values)), pa.string())
 
 
-def cell_as_text(value: Any) -> str | None:
+def table_cell_as_text(value: Any) -> str | None:
     """Return text as it is, and any other value as JSON."""
     if value is None or isinstance(value, str):
         return value

@@ -75,7 +75,7 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
         objects = _plain_json_lines(payload, annotation)
         return None if objects is None else (objects, b"")
     if spec.format in TABLE_FORMATS:
-        rows = arrow_tables.plain_rows(payload, annotation)
+        rows = arrow_tables.plain_rows_of_table(payload, annotation)
         return None if rows is None else (rows, b"")
     if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
         return None
@@ -269,16 +269,16 @@ def _table_decoder(handler: Handler) -> Decode:
     """Return the function that makes a value of a row, or of a table for a whole part."""
     annotation = handler.annotation
     if handler.is_map:
-        of_row = arrow_tables.row_decoder(annotation)
+        of_row = arrow_tables.table_row_decoder(annotation)
         return lambda row, _: of_row(row)
     kind = table_kind_of_handler(annotation)
     if kind or annotation in _NOTHING:
         return lambda table, _: arrow_tables.table_as_kind(table, kind)
     if annotation in _RAW:
         return lambda table, _: (
-            arrow_tables.json_lines(table)
+            arrow_tables.table_as_json_lines(table)
             if annotation is bytes
-            else arrow_tables.json_lines(table).decode()
+            else arrow_tables.table_as_json_lines(table).decode()
         )
     if annotation is not list and typing.get_origin(annotation) is not list:
         raise InvalidValue(
@@ -286,7 +286,7 @@ def _table_decoder(handler: Handler) -> Decode:
             "pyarrow.Table, polars.DataFrame, pandas.DataFrame or list[...], or make it a map"
         )
     (element,) = typing.get_args(annotation) or (Any,)
-    of_element = arrow_tables.row_decoder(element)
+    of_element = arrow_tables.table_row_decoder(element)
     return lambda table, _: [of_element(row) for row in arrow_tables.rows_of_table(table)]
 
 

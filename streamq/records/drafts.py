@@ -32,8 +32,8 @@ def write_draft(path: Path, packing: str, data: Iterable[bytes]) -> tuple[int, s
         size = file.tell()
         return (
             size,
-            output_note.tail_digest(file.fileno(), size),
-            output_note.inode_of(file.fileno()),
+            output_note.digest_of_output_tail(file.fileno(), size),
+            output_note.inode_of_output(file.fileno()),
         )
 
 
@@ -42,7 +42,11 @@ def is_draft_committed(path: Path, written: tuple[int, str, str]) -> bool:
     try:
         with path.open("rb") as file:
             fd, size = file.fileno(), os.fstat(file.fileno()).st_size
-            return written == (size, output_note.tail_digest(fd, size), output_note.inode_of(fd))
+            return written == (
+                size,
+                output_note.digest_of_output_tail(fd, size),
+                output_note.inode_of_output(fd),
+            )
     except FileNotFoundError:
         return False
 

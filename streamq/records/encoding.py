@@ -114,7 +114,8 @@ def spread_item(item: Item) -> list[Item]:
             return [each for inner in kept if inner is not None for each in spread_item(inner)]
         rows = arrow_tables.rows_of_table(arrow_tables.unpack_table(bytes(item.data)))
         return [
-            msgspec.msgpack.Ext(_JSON, arrow_tables.json_of_rows(row) or b"null") for row in rows
+            msgspec.msgpack.Ext(_JSON, arrow_tables.table_row_as_json(row) or b"null")
+            for row in rows
         ]
 
 

@@ -95,7 +95,10 @@ def write_manifest(output: Path, status: Status, inputs: Sequence[str], form: st
 
 def _manifest_of_output(output: Path, status: Status, inputs: Sequence[str], form: str) -> Manifest:
     first = status.stages[0].records if status.stages else status.records
-    failures, note = errors_beside(output), _note_of_file(output, has_lines=form != "parquet")
+    failures, note = (
+        errors_beside(output),
+        _manifest_note_of_file(output, has_lines=form != "parquet"),
+    )
     is_counted = form == "jsonl" and not status.stages
     return Manifest(
         manifest=_VERSION,
@@ -103,39 +106,39 @@ def _manifest_of_output(output: Path, status: Status, inputs: Sequence[str], for
         flow=status.flow or None,
         state=status.state,
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        inputs=[_note_of_input(name) for name in inputs],
+        inputs=[_manifest_note_of_input(name) for name in inputs],
         parts=status.parts.total,
         records=first.total,
         done=first.done,
         failed=status.records.failed,
         dropped=first.done - note.lines if is_counted else None,
         output=note,
-        errors=_note_of_file(failures, has_lines=True) if failures.exists() else None,
+        errors=_manifest_note_of_file(failures, has_lines=True) if failures.exists() else None,
     )
 
 
-def _note_of_input(name: str) -> FileNote:
+def _manifest_note_of_input(name: str) -> FileNote:
     if name == STDIN or is_remote(name):
         return FileNote(name=name)
     with suppress(OSError):
-        return msgspec.structs.replace(_note_of_file(Path(name)), name=name)
+        return msgspec.structs.replace(_manifest_note_of_file(Path(name)), name=name)
     return FileNote(name=name)
 
 
-def _note_of_file(path: Path, *, has_lines: bool = False) -> FileNote:
+def _manifest_note_of_file(path: Path, *, has_lines: bool = False) -> FileNote:
     digest, size, lines = hashlib.sha256(), 0, 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
             size += len(block)
     if has_lines:
-        lines = _count_lines(path)
+        lines = _count_lines_for_manifest(path)
     return FileNote(
         name=path.name, bytes=size, sha256=digest.hexdigest(), lines=lines if has_lines else -1
     )
 
 
-def _count_lines(path: Path) -> int:
+def _count_lines_for_manifest(path: Path) -> int:
     count, last = 0, b""
     if not path.stat().st_size:
         return 0
@@ -166,25 +169,25 @@ def verify_output(output: Path) -> Iterator[Finding]:
         raise InvalidValue(f"{output} has no manifest to verify it by: {place}: {missing}")
     if told.manifest > _VERSION:
         raise InvalidValue(f"{place} was written by a later version of streamq")
-    yield _compared_with_note("output", output, told.output)
+    yield _compared_with_manifest_note("output", output, told.output)
     if told.errors:
-        yield _compared_with_note("failures", errors_beside(output), told.errors)
+        yield _compared_with_manifest_note("failures", errors_beside(output), told.errors)
     elif errors_beside(output).exists():
         yield Finding(False, f"failures {errors_beside(output)}: there were none")
     for each in told.inputs:
         path = Path(each.name)
         near = place.parent / each.name
-        yield _compared_with_note(
+        yield _compared_with_manifest_note(
             "input", path if path.exists() or not near.exists() else near, each
         )
-    yield from _counts_agree(told)
+    yield from _manifest_counts_agree(told)
 
 
-def _compared_with_note(what: str, path: Path, told: FileNote) -> Finding:
+def _compared_with_manifest_note(what: str, path: Path, told: FileNote) -> Finding:
     if not told.sha256:
         return Finding(True, f"{what} {told.name}: cannot be read again, so it is not compared")
     try:
-        found = _note_of_file(path)
+        found = _manifest_note_of_file(path)
     except OSError as error:
         return Finding(False, f"{what} {path}: {error.strerror}")
     if found.bytes != told.bytes:
@@ -195,7 +198,7 @@ def _compared_with_note(what: str, path: Path, told: FileNote) -> Finding:
     return Finding(True, f"{what} {path}: {told.bytes:,} bytes{lines}")
 
 
-def _counts_agree(told: Manifest) -> Iterator[Finding]:
+def _manifest_counts_agree(told: Manifest) -> Iterator[Finding]:
     """Yield whether the counts agree with each other."""
     whole = f"records: {told.records:,} in all, {told.done:,}"
     if told.flow:

@@ -23,13 +23,13 @@ _SAMPLE = 4096
 _COPY = 2**20
 
 
-def tail_digest(descriptor: int, offset: int) -> str:
+def digest_of_output_tail(descriptor: int, offset: int) -> str:
     """Return a digest of the last bytes before an offset; "" for none."""
     size = min(_SAMPLE, offset)
     return _digest_of_tail(os.pread(descriptor, size, offset - size))
 
 
-def inode_of(descriptor: int) -> str:
+def inode_of_output(descriptor: int) -> str:
     """Return what tells an open file from all others that exist at the same time."""
     found = os.fstat(descriptor)
     return f"{found.st_dev}:{found.st_ino}"
@@ -68,7 +68,7 @@ def settle_output_set_aside(path: Path, request_id: str) -> None:
     for place in sorted(path.parent.glob(f"{glob.escape(path.name)}.aside-{request_id}-*-*")):
         offset = place.name.rsplit("-", 2)[1]
         try:
-            is_back = offset.isdigit() and _file_has_bytes_at(path, place, int(offset))
+            is_back = offset.isdigit() and _output_has_bytes_at(path, place, int(offset))
             if is_back:
                 place.unlink()
         except OSError:
@@ -83,7 +83,7 @@ def settle_output_set_aside(path: Path, request_id: str) -> None:
             )
 
 
-def _file_has_bytes_at(path: Path, piece: Path, offset: int) -> bool:
+def _output_has_bytes_at(path: Path, piece: Path, offset: int) -> bool:
     """Return whether a file has the bytes of another one at an offset."""
     with path.open("rb") as whole, piece.open("rb") as part:
         whole.seek(offset)
@@ -118,7 +118,7 @@ class OutputNote:
         noted = self._read()
         try:
             with path.open("rb") as file:
-                if noted is None or inode_of(file.fileno()) != noted.inode:
+                if noted is None or inode_of_output(file.fileno()) != noted.inode:
                     return False
                 if not noted.length:
                     return os.fstat(file.fileno()).st_size == 0
@@ -133,7 +133,7 @@ class OutputNote:
             OSError: the note cannot be written.
         """
         noted = self._noted
-        inode = inode_of(descriptor)
+        inode = inode_of_output(descriptor)
         if noted and noted.length and noted.inode == inode:
             return
         head = os.pread(descriptor, _SAMPLE, 0)

@@ -60,7 +60,7 @@ class FileOutput:
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
             self._lock(file)
             sync_folder(self._path.parent)
-            self.inode = output_note.inode_of(file.fileno())
+            self.inode = output_note.inode_of_output(file.fileno())
         except OSError as error:
             raise self._failed(error) from None
         self._file = file
@@ -117,7 +117,7 @@ class FileOutput:
         """
         assert self._file is not None
         try:
-            return output_note.tail_digest(self._file.fileno(), offset)
+            return output_note.digest_of_output_tail(self._file.fileno(), offset)
         except OSError as error:
             raise self._failed(error) from None
 
@@ -226,7 +226,7 @@ class FileOutput:
             file.seek(0, os.SEEK_END)
             self._file.close()
             self._file = file
-            self.inode = output_note.inode_of(file.fileno())
+            self.inode = output_note.inode_of_output(file.fileno())
             if self._note:
                 self._note.write(file.fileno())
         except OSError as error:
@@ -288,11 +288,11 @@ def _is_other_file(descriptor: int, written: Written) -> bool:
     """
     size = os.fstat(descriptor).st_size
     if not written.offset:
-        has_other_inode = written.inode and written.inode != output_note.inode_of(descriptor)
+        has_other_inode = written.inode and written.inode != output_note.inode_of_output(descriptor)
         return size > 0 and bool(has_other_inode)
     if size < written.offset:
         return True
-    return bool(written.tail) and written.tail != output_note.tail_digest(
+    return bool(written.tail) and written.tail != output_note.digest_of_output_tail(
         descriptor, written.offset
     )
 
@@ -353,7 +353,7 @@ def form_by_output_name(name: str) -> str:
     return forms.get(name_without_compression(Path(name)).suffix.lower(), "raw")
 
 
-def check_keys(form: str, what: str) -> None:
+def check_output_keys(form: str, what: str) -> None:
     """Raise InvalidValue if lines of that form have no room for keys; ``what`` asks for them."""
     if form in ("raw", "parquet"):
         raise InvalidValue(
@@ -362,7 +362,7 @@ def check_keys(form: str, what: str) -> None:
         )
 
 
-def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:
+def refuse_inputs_as_output(path: Path, inputs: Iterable[str]) -> None:
     """Raise InvalidValue if an output or the failures beside it would replace an input."""
     for place in (path, errors_beside(path)):
         if not place.is_file():

@@ -220,7 +220,7 @@ def _column_of_type(pa: Any, column: Any, kind: Any) -> Any:
         return column
     text = (pa.string(), pa.large_string(), pa.string_view())
     if kind in text[:2] and column.type not in text and not pa.types.is_dictionary(column.type):
-        return pa.array(list(map(arrow_tables.cell_as_text, column.to_pylist())), kind)
+        return pa.array(list(map(arrow_tables.table_cell_as_text, column.to_pylist())), kind)
     try:
         return column.cast(kind, safe=False)
     except pa.ArrowException:

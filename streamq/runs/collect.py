@@ -29,7 +29,7 @@ from streamq.records.errors_file import (
 )
 from streamq.records.gaps import Gap, GapFile
 from streamq.records.output import Output, OutputError, OutputExists
-from streamq.records.outputs import FileOutput, refuse_inputs
+from streamq.records.outputs import FileOutput, refuse_inputs_as_output
 from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
 from streamq.runs.committed import Committed
@@ -289,7 +289,7 @@ class Collector:
         """Raise an error if the output is an input, or another file or form than was begun."""
         done, name = self._done, self._output.name
         if name:
-            refuse_inputs(Path(name), inputs)
+            refuse_inputs_as_output(Path(name), inputs)
             if not force:
                 self._check_errors(OutputExists)
         if done.form and done.form != self._told_form:

@@ -57,26 +57,26 @@ def find_run(id: str = "") -> FoundRun:
         with Client(run.url, prefix=run.prefix) as client:
             print(client.get(run.id).status().records)
     """
-    return live_runs(id)[0]
+    return find_live_runs(id)[0]
 
 
 def has_runs() -> bool:
     """Return whether runs are kept in this folder, also ones that were stopped."""
-    return bool(_runs_stored_here())
+    return bool(_find_runs_stored_here())
 
 
 def is_run_kept(run_id: str) -> bool:
     """Return whether the run is still kept in this folder."""
-    return any(run.id == run_id for run in _runs_stored_here())
+    return any(run.id == run_id for run in _find_runs_stored_here())
 
 
-def live_runs(run_id: str = "") -> list[FoundRun]:
+def find_live_runs(run_id: str = "") -> list[FoundRun]:
     """Return the runs that go on in this folder, the last one first; with an id only that one.
 
     Raises:
         InvalidValue: there is none.
     """
-    runs = _runs_stored_here()
+    runs = _find_runs_stored_here()
     wanted = [run for run in runs if run_id in ("", run.id)]
     found = [_found_run(run) for run in wanted if run.is_live]
     if not found:
@@ -89,7 +89,7 @@ def failures_of_kept_run(run_id: str = "") -> list[Failure] | None:
 
     None if another run is meant, or the file of failures is gone.
     """
-    wanted = [run for run in _runs_stored_here() if run_id in ("", run.id)]
+    wanted = [run for run in _find_runs_stored_here() if run_id in ("", run.id)]
     if not wanted or not wanted[0].finished or any(run.is_live for run in wanted):
         return None
     try:
@@ -103,7 +103,7 @@ def _errors_file_of_run(run: StoredRun) -> Path:
     return errors_file.errors_beside(Path(run.plan.output))
 
 
-def _runs_stored_here() -> list[StoredRun]:
+def _find_runs_stored_here() -> list[StoredRun]:
     stored_runs.refuse_strange_home(HOME)
     if not HOME.exists():
         return []

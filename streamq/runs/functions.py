@@ -17,7 +17,7 @@ from streamq.records.gaps import gaps_beside
 from streamq.records.outputs import (
     FORMS,
     FileOutput,
-    check_keys,
+    check_output_keys,
     check_output_name,
     form_by_output_name,
     is_stream_output,
@@ -134,7 +134,7 @@ def collect(
     if form not in FORMS:
         raise InvalidValue(f"output_format {form!r} is none of {', '.join(FORMS)}")
     if keys:
-        check_keys(form, "keys")
+        check_output_keys(form, "keys")
     if is_stream_output(path):
         raise InvalidValue(f"{output} is no regular file")
     collector = Collector(

@@ -369,7 +369,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     if manifest and plan.is_piped:
         raise InvalidValue(f"{named('manifest')} goes with an output that is a file")
     if plan.output != STANDARD:
-        outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
+        outputs.refuse_inputs_as_output(Path(plan.output), plan.policy.spec.files)
     return plan
 
 

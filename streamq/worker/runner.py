@@ -21,7 +21,7 @@ from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, words_of_time_
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
-from streamq.records.arrow_tables import TABLE_FORMATS, columns_of_rows
+from streamq.records.arrow_tables import TABLE_FORMATS, table_columns_of_rows
 from streamq.records.encoding import Item
 from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
@@ -63,7 +63,7 @@ class Runner(Verdicts):
         self._function = self._callable()
         is_table = spec.format in TABLE_FORMATS
         #: The only columns of a table that the handler can see, if it does not see all.
-        self._columns = columns_of_rows(handler.annotation) if is_table else None
+        self._columns = table_columns_of_rows(handler.annotation) if is_table else None
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
         self._has_empty_rows = spec.format == "csv"

@@ -104,7 +104,7 @@ def serve_janitor(
     protocol: Protocol, queues: Sequence[str], every_ms: int, health_port: str = ""
 ) -> None:
     """Sweep queues until INT or TERM comes, and report the janitor's health at the port."""
-    stop = _stop_on_signals()
+    stop = _stop_service_on_signals()
     log.info("sweeping %s at %s", ", ".join(queues), protocol.connection.where)
     lookout = BacklogCache(protocol, list(queues))
     sweepers = Sweepers(protocol, queues, every_ms)
@@ -140,7 +140,7 @@ def serve_janitor(
     log.info("stopped")
 
 
-def _stop_on_signals() -> threading.Event:
+def _stop_service_on_signals() -> threading.Event:
     """Return an event that INT or TERM sets.
 
     A second INT raises KeyboardInterrupt; a second TERM does nothing.

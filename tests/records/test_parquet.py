@@ -19,7 +19,7 @@ from streamq.records.encoding import (
     encode_item,
     encode_result,
 )
-from streamq.records.outputs import check_keys, check_output_name, form_by_output_name
+from streamq.records.outputs import check_output_keys, check_output_name, form_by_output_name
 from streamq.records.parquet import column_types_of_input, convert_to_parquet
 from streamq.records.writer import Writer
 
@@ -201,4 +201,4 @@ def test_names_and_forms_agree() -> None:
         with pytest.raises(InvalidValue, match=r"Parquet|parquet"):
             check_output_name(name, form)
     with pytest.raises(InvalidValue, match="lines that can be told apart"):
-        check_keys("parquet", "keys")
+        check_output_keys("parquet", "keys")

@@ -19,7 +19,7 @@ from streamq.records.outputs import (
     check_output_name,
     form_by_output_name,
     is_stream_output,
-    refuse_inputs,
+    refuse_inputs_as_output,
 )
 from streamq.records.stream_output import Stopped, StreamOutput
 
@@ -260,22 +260,22 @@ class TestPlace:
 
     def test_input_is_never_written_over(self, tmp_path: Path) -> None:
         path, link = tmp_path / "data.jsonl", tmp_path / "link"
-        refuse_inputs(path, ["data.jsonl", str(path)])  # there is none yet
+        refuse_inputs_as_output(path, ["data.jsonl", str(path)])  # there is none yet
         path.touch()
         link.symlink_to(path)
         (tmp_path / "other").touch()
 
-        refuse_inputs(path, [str(tmp_path / "other"), str(tmp_path / "gone")])
+        refuse_inputs_as_output(path, [str(tmp_path / "other"), str(tmp_path / "gone")])
         for inputs in ([str(path)], [str(tmp_path / "gone"), str(link)]):
             with pytest.raises(InvalidValue, match="is one of the inputs"):
-                refuse_inputs(path, inputs)
+                refuse_inputs_as_output(path, inputs)
 
     def test_failures_beside_are_never_written_over_an_input(self, tmp_path: Path) -> None:
         failures = errors_beside(tmp_path / "data.txt")
         failures.touch()
 
         with pytest.raises(InvalidValue, match=r"data\.errors\.jsonl is one of the inputs"):
-            refuse_inputs(tmp_path / "data.txt", [str(failures)])
+            refuse_inputs_as_output(tmp_path / "data.txt", [str(failures)])
 
     def test_failures_of_before_go_with_the_last_of_them(self, tmp_path: Path) -> None:
         path = tmp_path / "data.txt"
