@@ -5,6 +5,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sized
+from contextlib import suppress
 
 from streamq.gateway.listener import ListenerConnection
 
@@ -40,7 +41,8 @@ class TlsDoor:
         self._make = make
         self._connections = connections
         self._loop = asyncio.get_running_loop()
-        self._coming: set[asyncio.Task[None]] = set()
+        #: Those who are on the way in, each with its socket until the event loop has it.
+        self._coming: dict[asyncio.Task[None], socket.socket | None] = {}
         self._opening: asyncio.TimerHandle | None = None
         listener.setblocking(False)
         self._open()
@@ -83,18 +85,23 @@ class TlsDoor:
                 return
             raw.setblocking(False)
             task = self._loop.create_task(self._let_in(raw))
-            self._coming.add(task)
+            self._coming[task] = raw
+            task.add_done_callback(self._has_come)
             ListenerConnection.newcomers.add(task, task.cancel)
 
     async def _let_in(self, raw: socket.socket) -> None:
         task = asyncio.current_task()
         assert task
-        try:
+        # From here on the event loop closes the socket. Another close could hit a later connection
+        # which has its number by then.
+        self._coming[task] = None
+        # It spoke no TLS, left, was too slow, or made room.
+        with suppress(OSError, asyncio.CancelledError):
             await self._loop.connect_accepted_socket(
                 self._make, raw, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
             )
-        except (OSError, asyncio.CancelledError):  # it spoke no TLS, left, or was too slow
-            raw.close()
-        finally:
-            ListenerConnection.newcomers.drop(task)
-            self._coming.discard(task)
+
+    def _has_come(self, task: asyncio.Task[None]) -> None:
+        ListenerConnection.newcomers.drop(task)
+        if raw := self._coming.pop(task):
+            raw.close()  # it made room before anything was done for it

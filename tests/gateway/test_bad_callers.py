@@ -417,11 +417,13 @@ def test_handshakes_that_do_not_end_make_room_for_callers(with_tls: Gate) -> Non
         assert silent[0].recv(100) == b""
         # The others are cut off in time.
         assert silent[-1].recv(100) == b""
+    wait_until(lambda: open_files(with_tls) < before + 20)
     assert "Traceback" not in with_tls.log
     assert with_tls.stop() == 0
 
 
 def test_plain_words_at_the_door_of_tls(with_tls: Gate) -> None:
+    before = open_files(with_tls)
     with ExitStack() as stack:
         for raw in opened(with_tls, 30, stack):
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -429,6 +431,7 @@ def test_plain_words_at_the_door_of_tls(with_tls: Gate) -> None:
                 while raw.recv(1_000):
                     pass
     assert with_tls.get("/v1/queues").status == 200
+    wait_until(lambda: open_files(with_tls) < before + 20)
     assert "Traceback" not in with_tls.log
 
 
