@@ -21,9 +21,9 @@ class Turns:
         self._first = ""
 
     def order(self) -> tuple[str, ...]:
-        """All handlers, in the order to take from them.
+        """Return all handlers, in the order to take from them.
 
-        Those come first of which nothing is known: mostly they have no token, and one that has
+        Handlers of which nothing is known come first: mostly they have no token, and one that has
         is known after it. Of the others one comes first in its turn.
         """
         seen = self._seen
@@ -35,7 +35,7 @@ class Turns:
         return (*unknown, self._first, *others)
 
     def took(self, handler: str, request_id: str) -> None:
-        """A token came, from this handler's list."""
+        """Note that a token came from this handler's list."""
         if handler not in self._seen:
             self._seen[handler] = _Seen()
         elif handler != self._first:
@@ -45,11 +45,11 @@ class Turns:
         self._seen[handler].add(request_id)
 
     def took_nothing(self) -> None:
-        """No token came: no handler has any."""
+        """Note that no token came: no handler has any."""
         self._seen.clear()
 
     def _next(self) -> str:
-        """The handler that is furthest behind: each has turns in proportion to its requests."""
+        """Choose the handler that is furthest behind: turns are in proportion to requests."""
         seen = self._seen
         for each in seen.values():
             each.behind += each.requests
@@ -73,7 +73,7 @@ class _Seen:
         return len(self._times)
 
     def add(self, request_id: str) -> None:
-        """One more; the oldest is forgotten."""
+        """Add a token; the oldest is forgotten."""
         self._ids.append(request_id)
         self._times[request_id] += 1
         if len(self._ids) > REMEMBERED:

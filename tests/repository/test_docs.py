@@ -158,6 +158,34 @@ def test_contributing_says_of_each_module_what_belongs_there() -> None:
             assert f"/{path.name}`" in text or f"`{path.name}`" in text, path
 
 
+#: Words that begin no sentence which says what a function does.
+_NO_VERBS = frozenset(
+    {"A", "About", "All", "An", "How", "If", "In", "It", "Its", "No", "Of", "One", "So", "The"}
+    | {"This", "Those", "What", "When", "Where", "Whether", "Which", "Who", "Whoever"}
+)
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    seen = 0
+    for folder in ("streamq", "cli"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
+                text = ast.get_docstring(node) or ""
+                decorators = {each.id for each in node.decorator_list if isinstance(each, ast.Name)}
+                # A property is read as a noun. What __init__ says is about its parameters.
+                if (
+                    not text
+                    or node.name.startswith("__")
+                    or decorators & {"property", "cached_property"}
+                ):
+                    continue
+                seen += 1
+                assert re.split(r"\W", text)[0] not in _NO_VERBS, f"{path}:{node.lineno} {text}"
+    assert seen > 1_000
+
+
 def test_files_that_contributing_names_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:\w+/)+\w+\.(?:py|lua))`", text)
