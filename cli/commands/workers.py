@@ -31,7 +31,8 @@ def workers(
     """List the live workers, and what each runs now.
 
     SLOTS are busy/total, UP is the time since the start, BEAT since the last heartbeat: one comes
-    within a second when the number of busy slots changes, and every few seconds otherwise. RUNNING
+    within a second when the number of busy slots changes or a handler has run for the first time,
+    and every few seconds otherwise. RUNNING
     is request/part, how long it had run at that heartbeat, and how far its handler said that it is
     (Context.progress); the table shows three parts, --json all of them.
 
