@@ -11,7 +11,8 @@ import pytest
 from tests.gateway.common import Gate
 from tests.support.fleet import Fleet
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), "")
 ARGUMENTS = [
     "--headless",
     "--no-sandbox",

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -124,13 +125,30 @@ def test_news_are_shown_within_a_second_and_a_half(
     )
     page.wait_for_function("() => window.seen.length >= 7")
     seen = page.evaluate("window.seen")
-    gaps = sorted(b - a for a, b in pairwise(seen[1:]))
-    assert gaps[len(gaps) // 2] <= 1_500
+    gaps = [b - a for a, b in pairwise(seen[1:])]
+    assert median(gaps) <= 1_500, gaps
+    # So is a change that somebody else makes.
+    waits = []
+    request = client.get(request_id)
+    for level in range(51, 56):
+        begun = time.monotonic()
+        request.set(level=level)
+        page.wait_for_function(
+            "level => document.querySelector('[data-edit$=level]').value === level", arg=f"{level}"
+        )
+        waits.append(time.monotonic() - begun)
+    assert median(waits) <= 1.5, waits
     # An end is pushed at once.
-    begun = time.monotonic()
-    client.get(request_id).cancel()
-    has_text(page, "How it ended")
-    assert time.monotonic() - begun < 5
+    waits = []
+    for number in range(3):
+        request = client.submit([1, 2], handler="none", queue=queue, id=f"{request_id}-{number}")
+        page.goto(f"{page.url.split('/r/')[0]}/r/{request.id}")
+        has_text(page, "Why not faster")
+        begun = time.monotonic()
+        request.cancel()
+        has_text(page, "How it ended")
+        waits.append(time.monotonic() - begun)
+    assert median(waits) <= 1.5, waits
 
 
 def test_canary_is_released_and_levels_move_by_keyboard(

@@ -132,9 +132,9 @@ class MapPicture extends Picture {
 				if (running) { c.fillStyle = color.run; c.fillRect(x, y, size, Math.max(size / 2, (size * running) / parts)); }
 				if (retry) { c.fillStyle = color.retry; c.beginPath(); c.moveTo(x, y + size); c.lineTo(x + size, y + size); c.lineTo(x + size, y); c.fill(); }
 				if (failed) {
-					const share = Math.max(0.66, Math.sqrt(failed / parts)), inner = size * share;
+					const inner = size * Math.max(0.45, Math.sqrt(failed / parts));
 					c.fillStyle = color.fail; c.fillRect(x + (size - inner) / 2, y + (size - inner) / 2, inner, inner);
-					if (size > 6) { c.strokeStyle = color.card; c.lineWidth = 1.2; c.beginPath(); c.moveTo(x + size * 0.36, y + size * 0.36); c.lineTo(x + size * 0.64, y + size * 0.64); c.moveTo(x + size * 0.64, y + size * 0.36); c.lineTo(x + size * 0.36, y + size * 0.64); c.stroke(); }
+					if (inner > 6) { c.strokeStyle = color.card; c.lineWidth = 1.2; c.beginPath(); c.moveTo(x + size * 0.36, y + size * 0.36); c.lineTo(x + size * 0.64, y + size * 0.64); c.moveTo(x + size * 0.64, y + size * 0.36); c.lineTo(x + size * 0.36, y + size * 0.64); c.stroke(); }
 				}
 			}
 			if (cell === this.at) { c.strokeStyle = color.text; c.lineWidth = 2; c.strokeRect(x + 1, y + 1, size - 2, size - 2); }
@@ -198,7 +198,7 @@ class TimePicture extends Picture {
 		this.rows.forEach(([name, bars], i) => {
 			const top = i * height;
 			c.fillStyle = color.line; c.fillRect(left, top + height - 1, width, 1);
-			c.fillStyle = color.dim; c.textAlign = 'right'; const most = Math.floor(left / 6.6 / u); c.fillText(name.length > most ? `…${name.slice(1 - most)}` : name, left - 8, top + 14 * u);
+			c.fillStyle = color.dim; c.textAlign = 'right'; const most = Math.floor((left / u - 12) / 6.6); c.fillText(name.length > most ? `…${name.slice(1 - most)}` : name, left - 8, top + 14 * u);
 			for (const bar of bars) {
 				if (bar.to < first) continue;
 				const x = Math.max(left, this.x(bar.from)), w = Math.max(1.5, Math.min(this.x(bar.to), left + width) - x - 0.7);
