@@ -10,7 +10,7 @@ replaced by the next one, so a slow watcher costs no memory and slows nobody.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from streamq.dashboard.samplers import (
     sampler_of_topic,
 )
 from streamq.errors import Damaged, RequestUnknown, ServerError, StreamqError
+from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,12 @@ class Topic:
 class Feed:
     """Reads topics for those who watch. Belongs to an event loop; calls of the server do not."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(
+        self, protocol: Protocol, sizes_of: Callable[[Spec], Sequence[int]] = lambda _: ()
+    ) -> None:
+        """``sizes_of``: the sizes of a request's files, where these are on this machine."""
         self._protocol = protocol
-        self._censuses = CensusesForSamplers(protocol)
+        self._censuses = CensusesForSamplers(protocol, sizes_of)
         self._topics: dict[str, Topic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers = ThreadPoolExecutor(READERS, "feed")

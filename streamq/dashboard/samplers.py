@@ -7,11 +7,12 @@ watches a topic shares one sampler, so a topic costs the server the same however
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from typing import Protocol as Shape
 
 import msgspec
+from msgspec.structs import replace
 
 from streamq import units
 from streamq.admin.doctor import Doctor
@@ -23,11 +24,13 @@ from streamq.dashboard.failures import read_failure_groups
 from streamq.dashboard.input_map import read_map
 from streamq.dashboard.timeline import Timeline
 from streamq.errors import Damaged, InvalidValue, RequestUnknown
-from streamq.model import Status
+from streamq.model import Spec, StageStatus, Status
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
 from streamq.queue.backlog import Backlog, slots_wanted
 from streamq.queue.changes import read_changes
 from streamq.queue.flow_status import status_of_request_or_flow
+from streamq.records.splitting import records_in_all
 
 #: The requests of a queue that are told with its overview: those with the most parts that run.
 TOP = 12
@@ -53,7 +56,11 @@ class Sampler(Shape):
 class CensusesForSamplers:
     """The censuses of the queues, one for each."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(
+        self, protocol: Protocol, sizes_of: Callable[[Spec], Sequence[int]] = lambda _: ()
+    ) -> None:
+        """``sizes_of``: the sizes of a request's files, where these are on this machine."""
+        self.sizes_of = sizes_of
         self._protocol = protocol
         self._lock = threading.Lock()
         self._of: dict[str, Census] = {}
@@ -231,7 +238,7 @@ class LogSampler(_QueueSampler):
     def read(self) -> Any:
         """Return the changes, the last one first, without the addresses that they came from."""
         found = read_changes(self._protocol, self.queue, self.MOST)
-        return {"changes": [msgspec.structs.replace(each, address="") for each in found]}
+        return {"changes": [replace(each, address="") for each in found]}
 
 
 class LeasesSampler(_QueueSampler):
@@ -282,7 +289,7 @@ class HealthSampler(_QueueSampler):
         more = len(alike) - self.ALIKE
         if more <= 0:
             return alike
-        rest = msgspec.structs.replace(alike[-1], says=f"{more:,} more like these", remedy="")
+        rest = replace(alike[-1], says=f"{more:,} more like these", remedy="")
         return [*alike[: self.ALIKE], rest]
 
     def _backlog(self, queue: str) -> Backlog:
@@ -327,6 +334,7 @@ class OneRequestSampler(_RequestSampler):
     def __init__(self, protocol: Protocol, censuses: CensusesForSamplers, request_id: str) -> None:
         super().__init__(protocol, censuses, request_id)
         self._curve = Curve()
+        self._sizes: Sequence[int] | None = None
 
     def read(self) -> Any:
         """Return its status, its speed, when it ends, and what holds it back."""
@@ -340,14 +348,14 @@ class OneRequestSampler(_RequestSampler):
             census.look()
         records = status.records
         now_ms = snapshot.count("now_ms")
-        whole = records_foreseen(status.stages) if status.stages else records.total
+        whole, is_known = self._records_in_all(snapshot, status)
         point = Point(now_ms, records.done, records.failed, status.parts.running, whole)
         points = self._curve.points
         if status.state.is_live or not points or point.finished != points[-1].finished:
             self._curve.add(point)  # after its end a request stands still
         speed = self._curve.speed()
         ending: Ending | None = None
-        if status.state == "open" and not (status.paused or status.waits_for_release):
+        if is_known and not (status.paused or status.waits_for_release):
             ending = self._curve.ending(status.rate)
         slots, busy = census.slots_of(status.handler)
         return {
@@ -359,19 +367,38 @@ class OneRequestSampler(_RequestSampler):
             "slots": {"able": slots, "busy": busy},
             "spec": snapshot.spec,
             "point": point,
-            #: Of a flow: also the records that later stages do not have yet, as far as can be told.
+            #: Also the records that are not loaded yet, and that later stages of a flow do not
+            #: have yet, as far as can be told.
             "foreseen": whole,
         }
+
+    def _records_in_all(self, snapshot: Snapshot, status: Status) -> tuple[int, bool]:
+        """Return how many records there will be, and whether that can be told already."""
+        stages, total = list(status.stages or ()), status.records.total
+        is_known = status.state == "open"
+        if status.state == "loading":
+            if self._sizes is None:
+                self._sizes = self._censuses.sizes_of(snapshot.spec)
+            first = stages[0].records.total if stages else total
+            found = records_in_all(first, snapshot.optional_text("cursor"), self._sizes)
+            if is_known := found is not None:
+                total = round(found or 0)
+                stages[:1] = [_stage_of_so_many(each, total) for each in stages[:1]]
+        return records_foreseen(stages) if stages else total, is_known
 
     def past(self) -> Any:
         """Return the points of its curve so far."""
         return {"points": self._curve.points}
 
 
+def _stage_of_so_many(stage: StageStatus, records: int) -> StageStatus:
+    return replace(stage, records=replace(stage.records, total=records))
+
+
 def _sample_with_limit(status: Status) -> Status:
     if not status.stages:
         return status
-    return msgspec.structs.replace(status, limit=limit_of_stages(status.stages))
+    return replace(status, limit=limit_of_stages(status.stages))
 
 
 class MapSampler(_RequestSampler):

@@ -79,13 +79,20 @@ def _reason_other_requests_hold_it(status: Status, census: Census) -> Reason | N
     slots, busy = census.slots_of(status.handler)
     if slots and max(busy, census.curve.peak()) >= slots:
         before = census.waiting_before(status.level)
-        says = f"all {words_of_count(slots, 'slot')} that can run {status.handler} are busy"
+        which = f"all {slots:,} slots that can" if slots > 1 else "the only slot that can"
+        is_busy = "are busy" if slots > 1 else "is busy"
+        says = f"{which} run {_handler_of_run(status)} {is_busy}"
         if before:
             return Reason(
                 "level", f"{says}, and {words_of_count(before, 'part')} wait at better levels"
             )
         return Reason("slots", says)
     return None
+
+
+def _handler_of_run(status: Status) -> str:
+    # A run has handlers of its own, which are named after it.
+    return status.handler.removesuffix(f"-{status.id.partition('/')[0]}")
 
 
 def words_of_count(number: int, noun: str) -> str:

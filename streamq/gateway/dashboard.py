@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from streamq.errors import InvalidValue, StreamqError
 from streamq.gateway.messages import Controlled
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import Caller, Role
-from streamq.model import Failure, Status
+from streamq.model import Failure, Spec, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.changes import Change, note_change, read_changes
@@ -61,13 +61,16 @@ class DashboardBoard:
         *,
         is_read_only: bool = False,
         queue_of: Mapping[str, str] | None = None,
+        sizes_of: Callable[[Spec], Sequence[int]] = lambda _: (),
     ) -> None:
-        """``queue_of``: the queues of requests that were touched lately, as far as known."""
+        """``queue_of``: the queues of requests that were touched lately, as far as known.
+        ``sizes_of``: the sizes of a request's files, where these are on this machine.
+        """
         self.is_read_only = is_read_only
         self._protocol = protocol
         self._in_thread = in_thread
         self.queues = queues
-        self.feed = Feed(protocol)
+        self.feed = Feed(protocol, sizes_of)
         self._queue_of = {} if queue_of is None else queue_of
         self._noting: set[asyncio.Task[None]] = set()
 

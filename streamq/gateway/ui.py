@@ -29,6 +29,7 @@ from streamq.gateway.session import Sessions
 from streamq.gateway.ticket import TicketSigner
 from streamq.gateway.uploads import Uploads
 from streamq.protocol.protocol import Protocol
+from streamq.records.splitting import sizes_of_inputs
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,13 @@ def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
         protocol = Protocol(connection, prefix)
         desk = Desk(protocol, {}, TicketSigner(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")
         control = Control(protocol, desk, (queue,))
-        board = DashboardBoard(protocol, desk.in_thread, [queue], queue_of=control.queue_of)
+        board = DashboardBoard(
+            protocol,
+            desk.in_thread,
+            [queue],
+            queue_of=control.queue_of,
+            sizes_of=sizes_of_inputs,
+        )
         gateway = Gateway(
             desk,
             Requests(protocol, desk, ""),

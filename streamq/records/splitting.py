@@ -6,9 +6,10 @@ byte, record.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from streamq.records.boundaries import (
     ended_by_newlines,
     mask_of_boundaries,
 )
-from streamq.records.inputs import BadInput, Input, open_input
+from streamq.records.inputs import COMPRESSED, BadInput, Input, open_input
 from streamq.records.sizes import PartSize, Step
 from streamq.records.strange import HEAD, strangeness_of
 
@@ -58,6 +59,29 @@ def blank_lines_before_cursor(cursor: str) -> int:
         return msgspec.json.decode(cursor, type=Cursor).blank if cursor else 0
     except msgspec.DecodeError:
         return 0
+
+
+def records_in_all(records: int, cursor: str, sizes: Sequence[int]) -> float | None:
+    """Estimate how many records there are, by how many came of the bytes that were read.
+
+    ``sizes``: of each file, as ``sizes_of_inputs`` returns them. None: it cannot be told.
+    """
+    try:
+        place = msgspec.json.decode(cursor, type=Cursor)
+    except msgspec.DecodeError:
+        return None
+    loaded = sum(sizes[: place.file]) + place.offset
+    return records * sum(sizes) / loaded if loaded and sizes else None
+
+
+def sizes_of_inputs(spec: Spec) -> list[int]:
+    """Return the bytes of each file; none if one is encoded, compressed, or not on this machine."""
+    if spec.encoding or any(Path(name).suffix.lower() in COMPRESSED for name in spec.files):
+        return []
+    try:
+        return [Path(name).stat().st_size for name in spec.files]
+    except OSError:
+        return []
 
 
 class Chunk(msgspec.Struct):

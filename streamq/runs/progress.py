@@ -3,15 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from streamq.model import StageStatus, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.flow_status import stages_of_flow
-from streamq.records.inputs import COMPRESSED
-from streamq.records.splitting import Cursor
+from streamq.records.splitting import records_in_all, sizes_of_inputs
 from streamq.runs.plan import Plan
 from streamq.worker.pool import Pool
 
@@ -78,8 +76,7 @@ class ProgressMeter:
         self._pool = pool
         self._speed = Speed()
         #: Bytes of each file; empty if a file is compressed or cannot be read.
-        spec = plan.policy.spec
-        self._sizes = [] if spec.encoding else _sizes_of_inputs(spec.files)
+        self._sizes = sizes_of_inputs(plan.policy.spec)
 
     def read(self) -> Progress:
         """Return how far the run has come."""
@@ -109,14 +106,7 @@ class ProgressMeter:
         """Return how many records there are: counted, or estimated from the bytes read so far."""
         if status.state != "loading":
             return status.records.total
-        try:
-            place = msgspec.json.decode(cursor, type=Cursor)
-        except msgspec.DecodeError:
-            return None
-        loaded = sum(self._sizes[: place.file]) + place.offset
-        if not loaded or not self._sizes:
-            return None
-        return status.records.total * sum(self._sizes) / loaded
+        return records_in_all(status.records.total, cursor, self._sizes)
 
 
 def progress_through_inputs(stages: Sequence[StageStatus], total: float) -> float:
@@ -136,12 +126,3 @@ def progress_through_inputs(stages: Sequence[StageStatus], total: float) -> floa
             through = 0.0
         share += through
     return share / len(stages) * total
-
-
-def _sizes_of_inputs(files: Sequence[str]) -> list[int]:
-    if any(Path(name).suffix.lower() in COMPRESSED for name in files):
-        return []
-    try:
-        return [Path(name).stat().st_size for name in files]
-    except OSError:
-        return []

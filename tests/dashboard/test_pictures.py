@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,11 @@ from streamq.dashboard.input_map import MOST_CELLS, read_map
 from streamq.dashboard.samplers import CensusesForSamplers, HealthSampler, sampler_of_topic
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
-from streamq.model import Part, PartCounts, RecordCounts
+from streamq.model import Part, PartCounts, Policy, RecordCounts, Spec
 from streamq.protocol import glances
 from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
+from streamq.records.splitting import Cursor, sizes_of_inputs
 from tests.support.by_hand import CAN_RUN
 from tests.support.simulated import Worker
 from tests.support.waiting import wait_until
@@ -285,6 +287,46 @@ class TestMap:
         found = read_map(protocol, submit(client, queue, 4_500).id)
         assert found.cells <= MOST_CELLS
         assert (found.size, found.cells) == (3, 1_500)
+
+
+def test_end_of_a_load_is_foreseen_where_its_files_are(
+    client: Client, protocol: Protocol, queue: str, request_id: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "in.txt"
+    file.write_text("123456789\n" * 1_000)
+    policy = Policy(handler="h", limit=9, spec=Spec(format="lines", files=(str(file),)))
+    protocol.open(request_id, queue, policy)
+    cursor = Cursor(offset=2_000, record=201).text
+    _, _, tokens = protocol.append(request_id, 1, "", cursor, 200, [b"", b"1"] * 200)
+    protocol.mint(queue, request_id, tokens)
+    Worker(protocol, queue).drain()
+
+    def read(censuses: CensusesForSamplers) -> Any:
+        return sampler_of_topic(protocol, censuses, f"r:{request_id}").read()
+
+    # A gateway does not have the files: it tells what is loaded, and foresees nothing.
+    told = read(CensusesForSamplers(protocol))
+    assert (told["foreseen"], told["ending"]) == (200, None)
+    # The dashboard of a run does: a fifth was read.
+    told = read(CensusesForSamplers(protocol, sizes_of_inputs))
+    assert told["foreseen"] == 1_000
+    assert told["ending"].likely > told["t"]
+    file.unlink()
+    assert read(CensusesForSamplers(protocol, sizes_of_inputs))["foreseen"] == 200
+
+
+def test_handler_of_a_run_has_the_name_of_its_function(
+    client: Client, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    handler = f"clean-{request_id}"
+    details = f'{{"name":"w","handlers":["{handler}"],"slots":1,"busy":1}}'.encode()
+    protocol.beat(queue, "w", 60_000, details, 20_000, [])
+    request = client.submit([1, 2], handler=handler, queue=queue, id=request_id)
+    census = Census(protocol, queue)
+    census.look()
+    reason = why.reason_held_back(request.status(), census)
+    assert reason
+    assert reason.says == "the only slot that can run clean is busy"
 
 
 def test_timeline_tells_who_serves_what(client: Client, protocol: Protocol, queue: str) -> None:

@@ -363,10 +363,16 @@ def test_nothing_is_wider_than_a_phone(
 def wider_than(page: Any, width: int) -> list[str]:
     """Return what makes a page wider than it may be."""
     found: list[str] = page.evaluate(
-        """width => document.documentElement.scrollWidth <= width ? [] :
-        [...document.querySelectorAll('header.top, main, main > *, main > * > *')]
-        .filter(each => each.getBoundingClientRect().right > width)
-        .map(each => `${each.tagName}.${each.className} ${each.textContent.slice(0, 60)}`)""",
+        """width => {
+        const scrolls = each => each && (/auto|scroll/.test(getComputedStyle(each).overflowX)
+            || each.matches('thead, .visually-hidden') || scrolls(each.parentElement));
+        const found = document.documentElement.scrollWidth <= width ? [] : ['the page'];
+        // What a card cuts off cannot be seen either.
+        return [...found, ...[...document.querySelectorAll('header.top *, main *')]
+            .filter(each => each instanceof HTMLElement && !scrolls(each)
+                && each.getBoundingClientRect().right > width + 1)
+            .map(each => `${each.tagName}.${each.className} ${each.textContent.slice(0, 60)}`)];
+        }""",
         width,
     )
     return found

@@ -41,9 +41,9 @@ function state() {
 	return html`<span class="state ${kind}" role="status"><i class="dot"></i>${text}</span>`;
 }
 function theme() {
-	const now = document.documentElement.dataset.theme || '';
+	const data = document.documentElement.dataset, now = data.theme || '';
 	const next = {'': 'dark', dark: 'light', light: ''}[now];
-	const set = () => { next ? (document.documentElement.dataset.theme = next) : delete document.documentElement.dataset.theme; try { localStorage.setItem('theme', next); } catch {} redraw(); };
+	const set = () => { next ? (data.theme = next) : delete data.theme; try { localStorage.setItem('theme', next); } catch {} redraw(); };
 	return html`<button class="small" @click=${set} aria-label="theme: ${now || 'as the system'}; change">${{'': '◐', dark: '●', light: '○'}[now]}</button>`;
 }
 function login() {

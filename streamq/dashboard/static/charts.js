@@ -17,7 +17,7 @@ function path(points, x, y) {
 }
 function area(points, x, y) {
 	if (!points.length) return '';
-	return `${path(points, x, y)}L${x(points[points.length - 1][0]).toFixed(1)} ${y(0)}L${x(points[0][0]).toFixed(1)} ${y(0)}Z`;
+	return `${path(points, x, y)}L${x(points.at(-1)[0]).toFixed(1)} ${y(0)}L${x(points[0][0]).toFixed(1)} ${y(0)}Z`;
 }
 // series: [{name, kind: 1..4, points: [[t, v]], fill}]; band: [[t, low, high]]
 export function lines({series, band, until, marks = [], say = short, title, small}) {
@@ -27,7 +27,7 @@ export function lines({series, band, until, marks = [], say = short, title, smal
 	if (all.length < 3) return html`<div class="charthold"><svg class="chart" viewBox="0 0 ${W} ${H}" aria-hidden="true"><line class="gridline" x1=${LEFT} x2=${W - RIGHT} y1=${H - BOTTOM} y2=${H - BOTTOM}></line></svg><div class="early">a curve appears while this page watches</div></div>`;
 	const first = Math.min(...all.map(p => p[0])), last = Math.max(until || 0, ...all.map(p => p[0]));
 	const steps = ticks(Math.max(...all.map(p => p[1]), ...(band || []).map(b => b[2])));
-	const most = steps[steps.length - 1];
+	const most = steps.at(-1);
 	const x = t => LEFT + ((t - first) / Math.max(1, last - first)) * (W - LEFT - RIGHT);
 	const y = v => TOP + (1 - v / most) * (H - TOP - BOTTOM);
 	const times = W < 600 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1], at = share => first + share * (last - first);
@@ -183,13 +183,13 @@ class TimePicture extends Picture {
 		for (const look of looks) for (const [worker, slot, request] of look.slots) {
 			const name = `${worker} ${slot}`;
 			if (look.t < (edge.get(name) || 0) + 2500) continue; // it may have ended by now
-			const bars = row(name), last = bars[bars.length - 1];
+			const bars = row(name), last = bars.at(-1);
 			if (last && last.open && last.request === request && look.t - last.to < 2600) last.to = look.t + 1000; else bars.push({request, from: look.t, to: look.t + 1000, open: true});
 		}
 		this.rows = [...rows.entries()].sort(([a], [b]) => a.localeCompare(b, 'en', {numeric: true})).slice(0, 120);
 		const u = this.unit, height = 20 * u, left = Math.min(170 * u, this.clientWidth * 0.3), width = this.clientWidth - left - 4;
 		const c = this.begin(this.rows.length * height + 22 * u);
-		const last = looks[looks.length - 1].t + 1000, oldest = Math.min(...this.rows.flatMap(([, bars]) => bars.map(bar => bar.from)));
+		const last = looks.at(-1).t + 1000, oldest = Math.min(...this.rows.flatMap(([, bars]) => bars.map(bar => bar.from)));
 		const first = Math.min(last - 15000, Math.max(last - 60000, oldest));
 		Object.assign(this, {first, last, left, width, height_: height});
 		this.x = t => left + ((t - first) / (last - first)) * width;

@@ -56,7 +56,7 @@ export class Refused extends Error {
 }
 export async function call(method, path, body) {
 	const answer = await fetch(path, {
-		method, body: body === undefined ? undefined : JSON.stringify(body), credentials: 'same-origin',
+		method, body: JSON.stringify(body),
 		headers: body === undefined ? {} : {'Content-Type': 'application/json'},
 	});
 	const text = await answer.text();
@@ -76,14 +76,14 @@ function keep(topic, told) {
 	const point = Array.isArray(told.point?.[0]) ? told.point[0] : told.point;
 	if (point?.length && (!told.status || isLive(told.status))) { // after its end a request stands still
 		const known = (app.points[topic] ||= []);
-		const last = known[known.length - 1];
+		const last = known.at(-1);
 		if (last && (point[0] < last[0] || point[1] + point[2] < last[1] + last[2])) known.length = 0;
 		if (!last || point[0] > last[0]) known.push(point);
 		if (known.length > 900) app.points[topic] = known.filter((_, i) => i > 450 || i % 2);
 	}
 	if (told.slots && told.spans) {
 		const looks = (app.looks[topic] ||= []);
-		if (!looks.length || told.t > looks[looks.length - 1].t) looks.push({t: told.t, slots: told.slots});
+		if (!looks.length || told.t > looks.at(-1).t) looks.push({t: told.t, slots: told.slots});
 		if (looks.length > 180) looks.shift();
 		spans(topic, told.spans);
 	}
