@@ -10,9 +10,12 @@ from . import render
 
 @contextmanager
 def dashboard_shown_meanwhile(
-    url: str, prefix: str, queue: str, *, wanted: bool
+    url: str, prefix: str, queue: str, request_id: str, *, wanted: bool
 ) -> Generator[None]:
-    """Serve the dashboard while the block lasts, if that is wanted, and print its address."""
+    """Serve the dashboard while the block lasts, if that is wanted, and print its address.
+
+    The address leads to the page of the request.
+    """
     if not wanted:
         yield
         return
@@ -22,6 +25,6 @@ def dashboard_shown_meanwhile(
         raise SettingsError(
             f"the dashboard needs the package {error.name}: pip install 'streamq[serve]'"
         ) from None
-    with dashboard_served(url, prefix, queue) as address:
+    with dashboard_served(url, prefix, queue, request_id) as address:
         render.note(f"watch it at {address} (this URL works once)")
         yield

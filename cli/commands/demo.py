@@ -58,7 +58,9 @@ def demo(
         with LocalServer.start(home, persist=True, options=FOR_ONE_RUN) as server:
             run = Run(plan, server.url, PREFIX, log_level="error")
             killer = _DemoKiller(run, is_armed=has_chaos)
-            with dashboard_shown_meanwhile(server.url, PREFIX, plan.policy.queue, wanted=has_ui):
+            with dashboard_shown_meanwhile(
+                server.url, PREFIX, plan.policy.queue, plan.id, wanted=has_ui
+            ):
                 begun = time.monotonic()
                 status = run.run(killer, force=True)
                 seconds = time.monotonic() - begun

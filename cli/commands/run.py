@@ -362,7 +362,11 @@ def run(
                 on_begun=report.begin,
             )
             with dashboard_shown_meanwhile(
-                address(), prefix, folder.plan.policy.queue, wanted=options.has_ui
+                address(),
+                prefix,
+                folder.plan.policy.queue,
+                folder.plan.id,
+                wanted=options.has_ui,
             ):
                 status = report.work(this_run, force=options.force)
     raise typer.Exit(report.sum_up(this_run, status, is_json=options.is_json))

@@ -40,8 +40,10 @@ HOST = "127.0.0.1"
 class UiKey(Access):
     """Lets in the browser that opened the printed URL first; the URL works once."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        """``request_id``: the request whose page the URL leads to."""
         super().__init__()
+        self._page = f"/r/{request_id}"
         self.key = secrets.token_urlsafe(24)
         self._cookie = secrets.token_urlsafe(32)
 
@@ -62,16 +64,19 @@ class UiKey(Access):
             problem = Problem(401, "KEY", "this URL was used already", "the command prints one URL")
             return Response(problem.body(), problem.status, headers=problem.headers())
         self.key = ""
-        answer = RedirectResponse("/", 303)
+        answer = RedirectResponse(self._page, 303)
         answer.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="strict")
         return answer
 
 
 @contextmanager
-def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
-    """Serve the dashboard of one queue in a thread, and yield the URL that lets a browser in."""
+def dashboard_served(url: str, prefix: str, queue: str, request_id: str) -> Generator[str]:
+    """Serve the dashboard of one queue in a thread, and yield the URL that lets a browser in.
+
+    The URL leads to the page of the request.
+    """
     listener = listening_socket(HOST, 0)
-    access = UiKey()
+    access = UiKey(request_id)
     with closing(Connection(url)) as connection:
         protocol = Protocol(connection, prefix)
         desk = Desk(protocol, {}, TicketSigner(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")

@@ -43,9 +43,9 @@ export function overview(queue) {
 }
 function empty(queue) {
 	return html`<h1>${queue}</h1><section class="card empty"><h2>This queue is empty, and no worker waits at it</h2><p>These commands fill it:</p>
-<pre>streamq worker MODULE:APP --queue ${queue}          # a worker with your handlers
+<pre>streamq worker MODULE:APP --queue ${queue}
 streamq load big.csv --handler NAME --queue ${queue}
-streamq run big.csv --map MODULE:FUNCTION -o out.jsonl   # or all in one, without a server</pre></section>`;
+streamq run big.csv --map MODULE:FUNCTION -o out.jsonl  # or all in one</pre><p><a href="${q(queue)}/requests?state=ended">requests that have ended</a></p></section>`;
 }
 
 // Requests
