@@ -115,6 +115,9 @@ class HeldLease:
         if outcome.passed:
             self.passed.append(outcome.passed)
             self.handed += len(outcome.passed.payloads)
+        elif self.facts:
+            # It would go back with the lease, and run again and again.
+            raise TypeError(f"part {part.number} of a stage hands nothing over")
         else:
             self.results += (part.number, outcome.result)
         self.records += outcome.records

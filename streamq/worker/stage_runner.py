@@ -18,6 +18,7 @@ from streamq.records import encoding as codec
 from streamq.records.encoding import Item
 from streamq.worker import yielding
 from streamq.worker.kept_outcomes import Outcomes
+from streamq.worker.line_blocks import LineBlocks
 from streamq.worker.runner import Runner
 
 #: All children of one part may have this many times the bytes of the largest result.
@@ -65,6 +66,11 @@ class StageRunner(Runner):
         if isinstance(found, PartDone):
             found.passed = self._passed(part, [found.result] if kept else [], len(kept))
         return found
+
+    def done_in_blocks(self, part: Part, found: LineBlocks) -> PartDone | PartNotDone:
+        """Return what a part hands over that was run block by block: items, as of any other."""
+        items = found.items()
+        return self.done(part, items, len(items), b"")
 
     def give_up(
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes

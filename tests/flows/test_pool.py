@@ -1,8 +1,10 @@
 """Flows of every kind, through a pool as users start it."""
 
+from pathlib import Path
+
 import pytest
 
-from streamq import Client, Request
+from streamq import Client, Request, load
 from tests.conftest import FIRST_KIND
 from tests.support.apps import flows
 from tests.support.fleet import Fleet
@@ -71,6 +73,26 @@ def test_too_many_children_are_a_failure_that_says_so(
     (failure,) = request.errors()
     assert (failure.error, failure.stage) == ("TooManyChildren", "many")
     assert "more than the 1,000 children allowed" in failure.message
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_part_of_many_lines_is_handed_over(
+    client: Client, fleet: Fleet, queue: str, tmp_path: Path, stages: int
+) -> None:
+    """Its lines are run block by block, and that has a result of its own kind."""
+    lines = [f"line {number:014}" for number in range(8_000)]
+    source = tmp_path / "lines.txt"
+    source.write_text("\n".join(lines) + "\n")
+    flow = flows.app.flow("long").map(flows.shout)
+    fleet.ready("-p", "1", target="flows:app")
+
+    request = load(client, str(source), flow=flow if stages == 1 else flow.map(flows.size),
+                   lines=len(lines), queue=queue)  # fmt: skip
+
+    assert request.wait(20).state == "done"
+    assert [stage.parts.total for stage in request.status().stages or []] == [1] * stages
+    ((_, found),) = request.results()
+    assert found == [line.upper() if stages == 1 else len(line) for line in lines]
 
 
 def test_inputs_that_a_handler_did_not_ask_for_fail_at_once_and_are_named(
