@@ -44,4 +44,4 @@ def test_it_makes_no_sense_for_many_requests(streamq: Streamq, tmp_path: Path) -
     ran = streamq(*words, "--canary", "10")
 
     assert ran.returncode == 2
-    assert "--canary, --finish-by and callbacks are for one request" in ran.stderr
+    assert "--canary, --finish-by, --spool and callbacks are for one request" in ran.stderr
