@@ -73,6 +73,8 @@ class DashboardBoard:
         self.feed = Feed(protocol, sizes_of)
         self._queue_of = {} if queue_of is None else queue_of
         self._noting: set[asyncio.Task[None]] = set()
+        #: By request: the change that is being noted. The next waits for it.
+        self._last_noted: dict[str, asyncio.Task[None]] = {}
 
     # What is watched
 
@@ -121,11 +123,21 @@ class DashboardBoard:
         if not (request_id and what):
             return
         change = Change(who=who, what=what, request=request_id, address=address)
-        task = asyncio.get_running_loop().create_task(self._note(change))
+        before = self._last_noted.get(request_id)
+        task = asyncio.get_running_loop().create_task(self._note(change, before))
         self._noting.add(task)
-        task.add_done_callback(self._noting.discard)
+        self._last_noted[request_id] = task
 
-    async def _note(self, change: Change) -> None:
+        def forget(done: asyncio.Task[None]) -> None:
+            self._noting.discard(done)
+            if self._last_noted.get(request_id) is done:
+                del self._last_noted[request_id]
+
+        task.add_done_callback(forget)
+
+    async def _note(self, change: Change, before: asyncio.Task[None] | None) -> None:
+        if before:
+            await asyncio.wait([before])
         try:
             known = self._queue_of.get(change.request)
             queue = known or (await self._status(change.request)).queue

@@ -1,12 +1,16 @@
 """The dashboard's routes: pages, files, the feed, and what operators change."""
 
+import asyncio
 import http.client
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from streamq import Client, Protocol
+from streamq.gateway.dashboard import DashboardBoard
+from streamq.queue.changes import read_changes
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
 from tests.support.command import run
@@ -110,6 +114,29 @@ def test_changes_are_told_with_who_made_them(gate: Gate, url: str) -> None:
     told = changes(gate)
     assert [what for _, what, _ in told[:3]] == ["purge", "cancel", "resume"]
     assert "@" in told[2][0]
+
+
+def test_changes_of_a_request_are_noted_in_their_order(
+    client: Client, protocol: Protocol, queue: str
+) -> None:
+    request = client.submit([1], handler="h", queue=queue)
+    pauses = [0.3, 0.0, 0.1]
+
+    async def in_thread(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(pauses.pop(0))  # threads are not equally quick
+        return work()
+
+    async def change() -> None:
+        board = DashboardBoard(protocol, in_thread, [queue], queue_of={request.id: queue})
+        for what in ("pause", "set limit 1 to 2", "resume"):
+            board.changed("al", "", request.id, what)
+        while board._noting:
+            await asyncio.gather(*board._noting)
+        board.feed.close()
+
+    asyncio.run(change())
+    told = [each.what for each in read_changes(protocol, queue)]
+    assert told == ["resume", "set limit 1 to 2", "pause"]
 
 
 def changes(gate: Gate) -> list[tuple[str, str, str]]:

@@ -104,6 +104,7 @@ def test_failed_parts_run_again_a_group_a_range_or_all(
     has_text(page, '{"first":45,"last":45}')
     page.get_by_role("button", name="Run them again").click()
     wait_until(lambda: request.status().retried == 2, 20)
+    has_text(page, "1 part run again")
     # All of them.
     wait_until(lambda: request.status().parts.failed == 20, 60)
     page.get_by_role("button", name="Retry failed").click()
