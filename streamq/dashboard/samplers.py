@@ -153,7 +153,7 @@ class LevelsSampler(_QueueSampler):
     """Tells of each level: its requests, and what of them waits."""
 
     #: Cards that are told: in all, and of one level at least and at most.
-    CARDS, LEAST, MOST = 200, 3, 50
+    CARDS, LEAST, MOST = 100, 2, 50
 
     def read(self) -> Any:
         """Return the levels in use, with the requests that have the most parts waiting."""

@@ -253,13 +253,13 @@ class TestManyRequests:
         assert any(spoilt in says for _, verdict, says in told if verdict == "fail")
         assert any("those of the 100 oldest of 105 requests" in says for _, _, says in told)
 
-    def test_levels_tell_two_hundred_cards(
+    def test_levels_tell_a_hundred_cards(
         self, client: Client, protocol: Protocol, queue: str
     ) -> None:
         for number in range(240):
             submit(client, queue, 1, level=number % 30)
         found = sampler_of_topic(protocol, CensusesForSamplers(protocol), f"v:{queue}").read()
-        assert {len(each["cards"]) for each in found["levels"]} == {6}
+        assert {len(each["cards"]) for each in found["levels"]} == {3}
         assert {each["requests"] for each in found["levels"]} == {8}
 
 
