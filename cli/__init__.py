@@ -42,10 +42,12 @@ def _run_typed_command(words: list[str]) -> None:
 def _leave_at_once(code: object) -> None:
     """End without taking the interpreter apart, which takes 50 ms: nothing is left to be done.
 
-    Where somebody measures this process, it ends as usual: that is when they write what they found.
+    A process that is measured ends as usual: the tracer or profiler then writes what it found.
+    So does a process that is another program, such as a test that calls ``main``.
     """
     is_measured = sys.gettrace() is not None or sys.getprofile() is not None
-    if is_measured or not isinstance(code, int | None):
+    is_other_program = getattr(sys.modules.get("__main__"), "main", None) is not main
+    if is_measured or is_other_program or not isinstance(code, int | None):
         return
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
