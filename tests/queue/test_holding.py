@@ -364,3 +364,23 @@ class TestKeep:
         assert not lease.fail(lease.part, failed)
 
         assert gate.book.order.count("keep") == len(driver.partial()) == (outcomes != b"")
+
+
+def test_handlers_of_a_level_take_turns_whatever_one_of_them_has(
+    protocol: Protocol, queue: str
+) -> None:
+    both = Host(
+        name="both",
+        queue=queue,
+        levels=(50,),
+        offers={"a": "parts a", "b": "parts b"},
+        lease_ms=20_000,
+        quantum_s=0.05,
+    )
+    taker: Taker[str] = Taker(protocol, both, lambda *_: "", lambda _: None)
+    for request_id, tokens in (("first", Tokens(3, "a:50")), ("second", Tokens(1, "b:50"))):
+        protocol.push(queue, request_id, tokens)
+
+    taken = [taker.next_token(5) for _ in range(4)]
+
+    assert [each and each.token.handler for each in taken] == ["a", "b", "a", "a"]
