@@ -9,7 +9,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any
 
 import msgspec
@@ -122,7 +122,8 @@ def _plain_rows(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any],
     else:
         if set(map(len, rows)) != {len(names)}:
             return None
-        rows = [dict(zip(names, row, strict=True)) for row in rows]
+        # This takes a little more than half of the time of a comprehension.
+        rows = list(map(dict, map(zip, repeat(names), rows)))
         wanted = dict[str, str] if annotation in (*_NOTHING, dict) else annotation
     if wanted in (list[str], dict[str, str]):
         return rows, letter
