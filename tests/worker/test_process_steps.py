@@ -23,7 +23,7 @@ from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.queue.pace import Pace
 from streamq.queue.taker import Claimed, Invitation, KnownRequest
-from streamq.worker import batches, counters, process
+from streamq.worker import batches, counters, process, slot_watch
 from streamq.worker.batches import BatchLease
 from streamq.worker.channel import Channel, Command, IdleFor, VisitAt
 from streamq.worker.process import WorkerProcess
@@ -713,6 +713,19 @@ class TestSlots:
             desk.process._taker._leave_alone(name, 5.0)
 
         assert list(desk.process._taker._ended) == ["c"]
+
+
+def test_outcomes_of_a_part_are_to_be_kept_when_it_has_run_for_a_while(
+    desk: Desk, claimed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, _ = claimed(1)
+    watch = desk.process._batches._look_on(lease)
+
+    watch.begin_part()
+    assert not watch.is_due()
+    monkeypatch.setattr(slot_watch, "KEEP_EVERY_S", 0.0)
+    watch.begin_part()
+    assert watch.is_due()
 
 
 class TestNextStage:
