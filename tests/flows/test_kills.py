@@ -100,7 +100,8 @@ def test_process_is_killed_at_each_point(
     points = {point for point in POINTS if point.rpartition(" ")[2] in stages}
     found = points_of(deaths)
     print({point: found[point] for point in sorted(points)})
-    assert min(found[point] for point in points) >= (kills if kills < 10 else kills // 2)
+    # Joins are handed over in batches, so a worker comes to that more seldom.
+    assert min(found[point] for point in points) >= (kills if kills < 10 else kills // 4)
 
 
 @pytest.mark.long
