@@ -34,7 +34,10 @@ def replaced(text: str, name: str, figures: str) -> str:
 def renewed(text: str, figures: list[Figures]) -> str:
     """The page with new tables. A table stays as it is when there are no figures for it."""
     for name, servers in (("single", {"valkey", "redis"}), ("cluster", {"cluster"})):
-        rows = [_row(each, [f for f in figures if f.server in servers]) for each in SCENARIOS]
+        rows = [
+            _row(each, [f for f in figures if f.server in servers], _old_cells(text, name, each))
+            for each in SCENARIOS
+        ]
         head = f"| fault | {' | '.join(_OWN + _OLD)} |\n|---{'|--:' * len(_OWN + _OLD)}|\n"
         if any(rows):
             own = {each.name for each in SCENARIOS}
@@ -81,7 +84,17 @@ def _promises(figures: list[Figures], servers: set[str]) -> str:
     return f"\nOf {len(own)} runs of streamq {kept} kept every promise.\n" + "".join(broken)
 
 
-def _row(scenario: Scenario, figures: list[Figures]) -> str:
+def _old_cells(text: str, name: str, scenario: Scenario) -> list[str]:
+    """What the page's table says of the old design in this scenario: it was not run again."""
+    table = text.partition(f"<!-- figures: {name} -->\n")[2].partition("<!-- end -->")[0]
+    for line in table.splitlines():
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if cells[0] == scenario.says and len(cells) == len(_OWN + _OLD) + 1:
+            return [cell.strip() for cell in cells[-len(_OLD) :]]
+    return [""] * len(_OLD)
+
+
+def _row(scenario: Scenario, figures: list[Figures], before: list[str]) -> str:
     made = [f for f in figures if f.scenario == scenario.name and f.parts]
     own = [f for f in made if f.subject == "streamq"]
     old = [f for f in made if f.subject == "seed"]
@@ -100,7 +113,7 @@ def _row(scenario: Scenario, figures: list[Figures]) -> str:
     if old:
         cells += [*_counts(old), f"{min(f.told for f in old)} of {old[0].waiters}"]
     else:
-        cells += [""] * len(_OLD)
+        cells += before
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -78,6 +78,24 @@ def test_page_of_a_run_cut_short_has_what_there_is(tmp_path: Path) -> None:
     assert text.endswith(PAGE[PAGE.index("more words") :])
 
 
+def test_page_keeps_what_the_old_design_did_where_it_was_not_run_again(tmp_path: Path) -> None:
+    results, page = tmp_path / "figures", tmp_path / "page.md"
+    page.write_text(PAGE)
+    results.write_bytes(
+        figures(again=7) + b"\n" + figures(subject="seed", lost=3, told=1, waiters=3)
+    )
+    report(results, page)
+
+    results.write_bytes(figures(again=8))
+    report(results, page)
+
+    (row,) = (line for line in page.read_text().splitlines() if "stopped for 7 s" in line)
+    assert row.startswith(
+        "| a pool stopped for 7 s, taken for dead after 6 s | 1 | 10 | 0 | 0 | 8 |"
+    )
+    assert row.endswith("| 3 | 0 | 0 | 0 / 4 | 0.00 | 1 of 3 |")
+
+
 def test_quarter_without_a_sample_tells_nothing_of_growth() -> None:
     gauges = Gauges()
     for at, value in ((0.0, 40.0), (6.0, 42.0), (9.0, 43.0)):
