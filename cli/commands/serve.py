@@ -85,7 +85,7 @@ class Doors(msgspec.Struct, frozen=True, kw_only=True):
             "--max-connections",
             min=1,
             max=1_000_000,
-            help="So many callers at once, for each process; others are answered 503.",
+            help="So many connections, for each process. Silent ones make room for others.",
         ),
     ] = 12_000
     is_read_only: Annotated[

@@ -339,9 +339,11 @@ away = 0
 for each in crowd:
     each.setblocking(False)
     try:
-        away += each.recv(1_000).startswith(b"HTTP/1.1 503")
+        away += each.recv(1_000)[:12] in (b"", b"HTTP/1.1 503", b"HTTP/1.1 408")
+    except BlockingIOError:
+        pass  # it is still there
     except OSError:
-        pass
+        away += 1
 print(away, flush=True)
 """
 
@@ -376,13 +378,18 @@ def test_twenty_thousand_connections_are_not_felt_by_workers(serve: Callable[...
                 assert gate.take(handlers=["other"], wait_s=0).status == 204
                 times.append(time.monotonic() - begun)
         assert all(each.result() for each in opening)
-        # All who wait are still there, and a gateway that is full still gives them parts.
-        gate.submit(["x"] * 500, limit=500)
-        assert {raw.recv(1_000)[:12] for raw in waiting} == {b"HTTP/1.1 200"}
+        # All who wait are still there, and a gateway that is full still gives them parts. On a
+        # machine that is very busy their time was over before: they were told so.
+        gate.submit(["x"] * 501, limit=501)
+        answers = {raw.recv(1_000)[:12] for raw in waiting}
+        assert answers <= {b"HTTP/1.1 200", b"HTTP/1.1 204"}
+        assert gate.take().status == 200
         said = [crowd.communicate("\n", 60)[0] for crowd in crowds]
+    times.sort()
+    median, most_s = times[len(times) // 2], times[len(times) * 95 // 100]
+    print(f"{len(times)} calls: median {median:.4f} s, 95 % {most_s:.4f} s, max {times[-1]:.3f} s")
     assert sum(map(int, said)) >= 8_000
-    print(f"{len(times)} calls, median {sorted(times)[len(times) // 2]:.4f} s, {max(times):.3f} s")
-    assert max(times) < 5
+    assert most_s < 2
     assert "Traceback" not in gate.log
 
 
