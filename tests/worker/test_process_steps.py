@@ -728,6 +728,30 @@ def test_outcomes_of_a_part_are_to_be_kept_when_it_has_run_for_a_while(
     assert watch.is_due()
 
 
+def test_coroutine_is_not_cancelled_while_its_outcomes_are_kept(
+    desk: Desk, claimed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, _ = claimed(1)
+    watch = desk.process._batches._look_on(lease)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def keep(*_: bytes, must: bool) -> bool:
+        begun.set()
+        return go_on.wait(10) or must
+
+    async def run() -> None:
+        watch.begin_part()
+        task = watch.start(watch.keep_later(b"x", b""))  # type: ignore[arg-type]
+        await asyncio.to_thread(begun.wait, 10)
+        desk.table.ask_to_stop(0, desk.read())
+        watch.cancel_if_due()
+        go_on.set()
+        await task
+
+    monkeypatch.setattr(lease.held, "keep", keep)
+    asyncio.run(run())
+
+
 class TestNextStage:
     """A slot whose lease is over may have a token for the next stage of the flow."""
 
