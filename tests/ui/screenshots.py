@@ -65,8 +65,9 @@ def mill(warm_s: float) -> Iterator[tuple[str, Gate]]:
         command = [sys.executable, "-m", "streamq.cli"]
         worker = [*command, "worker", "mill:app", "-p", "2", "-c", "6"]
         pools = [subprocess.Popen(worker, env=environment, cwd=APP) for _ in range(2)]
-        gate = Gate(url, QUEUE)
+        gate: Gate | None = None
         try:
+            gate = Gate(url, QUEUE)
             _submit(url)
             for words in (("set", "nightly", "--limit", "10"), ("pause", "reindex")):
                 subprocess.run([*command, *words], env=environment, check=True)
@@ -76,7 +77,8 @@ def mill(warm_s: float) -> Iterator[tuple[str, Gate]]:
             time.sleep(warm_s)
             yield url, gate
         finally:
-            gate.end()
+            if gate:
+                gate.end()
             for pool in pools:
                 pool.terminate()
             for pool in pools:

@@ -41,7 +41,7 @@ export async function set(id, change, before, undoing = false) {
 	toast(`${id}: ${told}`, {seconds: 10, undo: undoing ? null : () => set(id, before, change, true)});
 }
 const sending = new Set();
-// An input that is applied with Enter; arrows change it by one, with shift by ten.
+// Enter applies; arrows change it by one, with shift by ten.
 export function edit({id, name, value, least, most}) {
 	const apply = event => {
 		const text = event.target.value.trim(), wanted = name === 'rate' ? text || 'off' : Number(text), one = `${id} ${name} ${wanted}`;
