@@ -4,7 +4,7 @@ note() { [ -z "${NOTES:-}" ] || echo "$1 $EPOCHREALTIME $WORKER $REQUEST $PART" 
 note S
 if [ -n "${HANG:-}" ]; then
   mkdir "$HANG/bash"
-  exec sleep 1000
+  exec sleep 150  # it outlives a worker that is killed
 fi
 [ -z "${PAUSE_S:-}" ] || sleep "$PAUSE_S"
 tr a-z A-Z
