@@ -110,8 +110,7 @@ class Load:
         self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
-        #: Whether files may grow. Workers compare checksums of parts by reference, but of no tables
-        #: and whole files.
+        #: Workers compare checksums of parts by reference, but of no tables and whole files.
         may_grow = not policy.spec.by_reference or policy.spec.format in TEXT_FORMATS
         self._differences = InputDifferences(may_grow=may_grow)
         self._loading = Loading(protocol, request_id, policy)
