@@ -121,6 +121,19 @@ class Gateways:
         self.door.close()
 
 
+@contextmanager
+def _janitor(site: Site, folder: Path, queue: str) -> Iterator[None]:
+    """Run a janitor for the length of the block."""
+    words = ["janitor", "--url", site.url, "--queue", queue]
+    with (folder / "janitor.err").open("ab") as log:
+        process = subprocess.Popen([*COMMAND, *words], env=environment(), stderr=log)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 class Worker(NamedTuple):
     """A worker's process, and the number in its notes."""
 
@@ -311,6 +324,9 @@ class Scenario(NamedTuple):
     charges: Callable[[Run], int] = lambda _: 0
     servers: tuple[str, ...] = ("valkey", "redis", "cluster")
     fsync: str = ""
+    #: Whether a ``streamq janitor`` runs beside the gateways, as in ``deploy/``. Without it only
+    #: they take parts back.
+    has_janitor: bool = False
 
 
 SCENARIOS = (
@@ -359,10 +375,11 @@ SCENARIOS = (
     ),
     Scenario(
         "everything",
-        "1 % of answers lost, a gateway and a worker killed every second",
+        "1 % of answers lost, a gateway and a worker killed every second, a janitor beside",
         everything,
         is_deadly=True,
         may_repeat=True,
+        has_janitor=True,
     ),
 )
 
@@ -389,6 +406,8 @@ def play(
         stack.callback(ledger.close)
         gateways = Gateways(site, folder, queue, seed)
         stack.callback(gateways.stop)
+        if scenario.has_janitor:
+            stack.enter_context(_janitor(site, folder, queue))
         workers = Workers(gateways, folder, queue, go)
         stack.callback(workers.end)
         payloads = [f"line {number} of zoë" for number in range(1, parts + 1)]
