@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from streamq.driver.errors import translating_driver_errors
+from streamq.errors import damaged_if_unreadable
 from streamq.protocol.protocol import Protocol
 
 #: The score of a part that may run at once is its number; that of others a moment (ms).
@@ -58,11 +59,16 @@ def look_up_parts(protocol: Protocol, place: str, numbers: Sequence[int]) -> lis
 
 
 def look_up_parts_of_key(protocol: Protocol, ids: Sequence[str], key: str) -> list[list[int]]:
-    """Return for each request the numbers of its parts that have the key."""
+    """Return for each request the numbers of its parts that have the key.
+
+    Raises:
+        Damaged: what the server has of the key are no numbers.
+    """
     found = protocol.ask_each(ids, lambda pipe, each: pipe.hget(protocol.keys(each).keys, key))
-    return [[int(number) for number in each.split()] if each else [] for each in found]
+    with damaged_if_unreadable(f"the index of keys, at {key!r},"):
+        return [[int(number) for number in (each or b"").split()] for each in found]
 
 
 def _first_number_of_tries(tried: bytes | None) -> int:
-    word = tried.split()[0] if tried else b"0"
-    return int(word) if word.isdigit() else 0
+    words = (tried or b"").split()
+    return int(words[0]) if words and words[0].isdigit() else 0
