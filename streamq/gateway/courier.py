@@ -154,7 +154,7 @@ class Courier:
             tickets = [each for each in tickets if each.request_id in away]
             if not tickets:
                 return
-            log.warning("leases of %d requests could not be renew_for_courier", len(away))
+            log.warning("leases of %d requests could not be renewed", len(away))
             await asyncio.sleep(REST_S)
 
     def _have_looked_at(self, queue: str, request_id: str) -> None:

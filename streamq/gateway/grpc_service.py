@@ -55,6 +55,9 @@ _OPTIONS = [
     ("grpc.max_concurrent_streams", 10_000),
     ("grpc.so_reuseport", 1),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # A connection without a call is closed: strangers who make none must not keep all places. A
+    # client connects again when it calls.
+    ("grpc.max_connection_idle_ms", 30_000),
 ]
 
 Context = Any

@@ -203,6 +203,8 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
     #: How many connections there may be, and those of them that make room for others.
     most = 12_000
     newcomers: ClassVar[Newcomers] = Newcomers()
+    #: Called when the connection is made: a door may have counted its caller before.
+    before_it_counts: Callable[[], None] | None = None
     _waiting: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _is_reset = False
@@ -218,6 +220,8 @@ class ListenerConnection(ImpatientListener, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first call."""
+        if self.before_it_counts:
+            self.before_it_counts()
         super().connection_made(JoiningListenerTransport(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self.most and not self.newcomers.make_room():
             detail = f"this gateway has {self.most} connections already"

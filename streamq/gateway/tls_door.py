@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sized
 from contextlib import suppress
+from functools import partial
 
 from streamq.gateway.listener import ListenerConnection
 
@@ -70,9 +71,8 @@ class TlsDoor:
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             too_many = 1 + len(self._connections) + len(self._coming) - ListenerConnection.most
-            if too_many > 0:
-                ListenerConnection.newcomers.make_room()
             if too_many > _SPARE:
+                ListenerConnection.newcomers.make_room()
                 self._shut_for_a_moment()
                 return
             try:
@@ -83,6 +83,8 @@ class TlsDoor:
                 log.warning("connections wait: %s", error)
                 self._shut_for_a_moment()
                 return
+            if too_many > 0:  # somebody did come
+                ListenerConnection.newcomers.make_room()
             raw.setblocking(False)
             task = self._loop.create_task(self._let_in(raw))
             self._coming[task] = raw
@@ -95,10 +97,17 @@ class TlsDoor:
         # From here on the event loop closes the socket. Another close could hit a later connection
         # which has its number by then.
         self._coming[task] = None
+
+        def make() -> ListenerConnection:
+            connection = self._make()
+            # When it is encrypted it counts as a connection. It must not make room for itself.
+            connection.before_it_counts = partial(ListenerConnection.newcomers.drop, task)
+            return connection
+
         # It spoke no TLS, left, was too slow, or made room.
         with suppress(OSError, asyncio.CancelledError):
             await self._loop.connect_accepted_socket(
-                self._make, raw, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+                make, raw, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
             )
 
     def _has_come(self, task: asyncio.Task[None]) -> None:

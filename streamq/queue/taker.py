@@ -60,8 +60,8 @@ _NOT_YET_S = (0.0001, 0.0003, 0.0006, 0.0012, 0.0024)
 LEFT_OVER_S = 0.2
 #: Tokens of a request that this host cannot claim from are dropped unclaimed for 10 s.
 NEWER_PAUSE_S = 10.0
-#: Those of a request that cannot be read, for 1 s: its parts go back with tokens, and would be
-#: claimed again as fast as these go.
+#: Those of a request that cannot be read are kept for 1 s: its parts go back with tokens, and would
+#: be claimed again as fast as these go.
 DAMAGED_PAUSE_S = 1.0
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 #: A host remembers this many requests.
@@ -147,6 +147,8 @@ class Taker(Generic[Work]):
         #: Tokens of the latter. The host gives them back every second, for other hosts: the server
         #: believes them out, so nobody pushes others before the next audit.
         self._kept: dict[str, list[Token]] = {}
+        #: Those of the latter that could not be read: a host that has room leaves them alone, too.
+        self._unreadable: set[str] = set()
         self._keeping = Lock()
         self._leases = 0
 
@@ -239,8 +241,8 @@ class Taker(Generic[Work]):
         except Damaged as error:
             # The lease may have been granted all the same.
             log.warning("request %s is passed over: %s", lease.request_id, error)
+            self.leave_to_others(lease.request_id, DAMAGED_PAUSE_S, also_with_room=True)
             lease.release()
-            self._leave_alone(lease.request_id, DAMAGED_PAUSE_S)
             return None
         except ProtocolError:
             return None  # the request was purged, or lost with the server's memory
@@ -362,11 +364,20 @@ class Taker(Generic[Work]):
         if grant.word in _ENDS:
             self._leave_alone(request_id, LEFT_OVER_S)
 
-    def leave_to_others(self, request_id: str, seconds: float) -> None:
-        """Claim nothing of the request for so long, and keep the tokens that come meanwhile."""
+    def leave_to_others(
+        self, request_id: str, seconds: float, *, also_with_room: bool = False
+    ) -> None:
+        """Claim nothing of the request for so long, and keep the tokens that come meanwhile.
+
+        A host that has room may claim of it all the same, unless ``also_with_room`` is set.
+        """
         with self._keeping:
             self._leave_alone(request_id, seconds)
             self._kept.setdefault(request_id, [])
+            if also_with_room:
+                self._unreadable.add(request_id)
+            else:
+                self._unreadable.discard(request_id)
 
     def give_back_tokens(self) -> None:
         """Push the tokens that were kept: other hosts may have room for the part."""
@@ -381,6 +392,7 @@ class Taker(Generic[Work]):
     def _leave_alone(self, request_id: str, seconds: float) -> None:
         if len(self._ended) >= KNOWN_REQUESTS:
             self._ended.clear()
+            self._unreadable.clear()
         self._ended[request_id] = time.monotonic() + seconds
 
     def _is_left_alone(self, token: Token, has_room: Callable[[], bool]) -> bool:
@@ -390,9 +402,10 @@ class Taker(Generic[Work]):
         # In one step: ``give_back_tokens`` must not forget the request in between.
         with self._keeping:
             if self._ended.get(token.request_id, 0.0) <= time.monotonic():
+                self._unreadable.discard(token.request_id)
                 return False
             if token.request_id in self._kept:
-                if has_room():
+                if token.request_id not in self._unreadable and has_room():
                     return False
                 self._kept[token.request_id].append(token)
         return True

@@ -429,6 +429,24 @@ def test_handshakes_that_do_not_end_make_room_for_callers(with_tls: Gate) -> Non
     assert with_tls.stop() == 0
 
 
+def test_as_many_callers_as_allowed_get_in_over_tls_and_the_next_is_told(with_tls: Gate) -> None:
+    call = b"GET /v1/queues HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert with_tls.tls
+    with ExitStack() as stack:
+
+        def answer() -> bytes:
+            raw = next(opened(with_tls, 1, stack))
+            assert with_tls.tls
+            caller = stack.enter_context(with_tls.tls.wrap_socket(raw, server_hostname="127.0.0.1"))
+            caller.sendall(call)
+            return caller.recv(12)
+
+        # They keep their connections.
+        assert [answer() for _ in range(20)] == [b"HTTP/1.1 200"] * 20
+        assert [answer() for _ in range(3)] == [b"HTTP/1.1 503"] * 3
+    wait_until(lambda: with_tls.get("/v1/queues").status == 200)
+
+
 def test_plain_words_at_the_door_of_tls(with_tls: Gate) -> None:
     before = open_files(with_tls)
     with ExitStack() as stack:

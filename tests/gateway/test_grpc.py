@@ -324,6 +324,26 @@ def test_silent_connections_keep_nobody_out_for_long(serve: Serve, stubs: Any) -
     assert "Too many open files" not in gate.log
 
 
+@pytest.mark.long
+def test_connections_without_a_call_keep_nobody_out_for_long(serve: Serve, stubs: Any) -> None:
+    gate = serve(
+        *("--grpc", "127.0.0.1:0", "--max-connections", "20"),
+        hasty="import streamq.gateway.grpc_service as s; "
+        "options = dict(s._OPTIONS); assert options['grpc.max_connection_idle_ms'] == 30_000; "
+        "s._OPTIONS.append(('grpc.max_connection_idle_ms', 1_000))",
+    )
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    with ExitStack() as stack:
+        where = ("127.0.0.1", port_of(gate))
+        for _ in range(40):
+            raw = stack.enter_context(socket.create_connection(where, 20))
+            raw.sendall(preface + settings)
+        with grpc.insecure_channel(f"127.0.0.1:{where[1]}") as channel:
+            get = stubs["RequestsStub"](channel).Get
+            wait_until(lambda: _code_of(get, pb.RequestId(id="x"), "") == "NOT_FOUND", 45)
+
+
 def test_stream_of_a_key_that_was_taken_away_ends(serve: Serve, tmp_path: Path, stubs: Any) -> None:
     file = tmp_path / "streamq.keys"
     keys.add_key(file, "bo", Role.WORKER)

@@ -4,6 +4,7 @@ import functools
 import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from streamq.telemetry.metrics import METRICS
@@ -67,14 +68,22 @@ def test_metrics_count_calls_parts_and_who_waits(serve: Callable[..., Gate], que
     assert {name for name in METRICS if "gateway" in name} <= set(types)
 
 
+def first_of_two_free_ports() -> int:
+    """A port that is free, as is the next."""
+    while True:
+        with socket.socket() as one, socket.socket() as next_one, suppress(OSError):
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            next_one.bind(("127.0.0.1", port + 1))
+            return port
+
+
 def test_health_needs_no_key_and_processes_have_ports_in_a_row(
     serve: Callable[..., Gate], tmp_path: Path
 ) -> None:
     keys = tmp_path / "streamq.keys"
     assert run("serve", "key", "a", "--role", "reader", "--keys", str(keys)).returncode == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = first_of_two_free_ports()
     gate = serve("--health-port", f"127.0.0.1:{port}", "-p", "2", "--keys", str(keys))
     for each in (port, port + 1):
         wait_until(functools.partial(is_ready, each), 60)

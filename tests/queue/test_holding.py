@@ -9,7 +9,7 @@ from streamq.errors import Damaged, ServerUnreachable
 from streamq.model import Failure, Part
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Tokens
-from streamq.queue.held_lease import LeaseGone
+from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.queue.taker import Claimed, Host, Invitation, Taker
 from tests.conftest import ANY_KIND
@@ -318,8 +318,32 @@ class TestTokensThatAreOfNoUse:
         assert gate.taker.claim(gate.invited(), gate.book) is None
         assert driver.leases() == {}
         gate.push()
+        waiting = driver.tokens()
 
-        assert gate.taker.next_token(5) is None, "it is left alone for a second"
+        assert gate.taker.next_token(5, lambda: True) is None, "it is left alone for a second"
+        assert len(driver.tokens()) == len(waiting) - 1
+        gate.taker.give_back_tokens()
+        assert driver.tokens() == waiting, "other parts of it may be read: no token is lost"
+
+    def test_request_that_cannot_be_read_is_left_alone_though_its_lease_is_not_given_back(
+        self, gate: Gate, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At a gateway the release is not repeated, and raises what became of it."""
+
+        def unreadable(*_: Any, **__: Any) -> Grant:
+            raise Damaged("what claim was told cannot be read")
+
+        def away(_: HeldLease) -> None:
+            raise ServerUnreachable("the server is away")
+
+        driver.load(1)
+        monkeypatch.setattr(gate.protocol, "claim", unreadable)
+        monkeypatch.setattr(HeldLease, "release", away)
+        with pytest.raises(ServerUnreachable):
+            gate.taker.claim(gate.invited(), gate.book)
+        gate.push()
+
+        assert gate.taker.next_token(5) is None
 
     def test_token_of_a_request_that_is_left_to_others_comes_back(
         self, gate: Gate, driver: RequestByHand

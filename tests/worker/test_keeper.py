@@ -372,7 +372,7 @@ class TestBeat:
             begun = keeper._told_at
             due[keeper._beat] = begun + 60
             keeper.hold(holdings)
-            return due[keeper._beat] - begun
+            return round(due[keeper._beat] - begun, 6)
 
         try:
             assert after([]) == 60, "nothing has changed: an idle pool says no more than before"
