@@ -99,6 +99,7 @@ async def _serve_live_socket(board: DashboardBoard, access: Access, socket: WebS
     finally:
         feed.leave(watcher)
         left.cancel()
+        socket.state.stream.goodbye()
 
 
 def live_frames_as_messages(frames: bytes) -> Iterator[str]:
