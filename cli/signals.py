@@ -23,7 +23,9 @@ def raise_on_term_and_hup(*, is_worker: bool) -> None:
 
     A worker restarts its processes at HUP; before it has any, HUP does nothing. A signal that our
     parent has set to be ignored (``nohup``) stays ignored: Python does that for INT, we for HUP.
+    The ends of our own processes are never ignored: nobody could wait for these processes.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def terminate(number: int, _: FrameType | None) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # ignore repeats, which supervisors send

@@ -6,6 +6,7 @@ that takes the place of the folder in one step.
 
 import os
 import re
+import resource
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
@@ -19,6 +20,9 @@ from streamq.records.output import OutputError, OutputExists
 #: More folders are a mistake: the column of an id, or a time to the second.
 MOST_FOLDERS = 10_000
 _ROWS = 2**16
+#: Open files besides those of the folders. pyarrow keeps one open for each folder, and waits for
+#: ever when the system allows no more.
+_OTHER_FILES = 200
 _PART = re.compile(r"part-\d+\.parquet")
 
 
@@ -113,13 +117,25 @@ def _write_dataset(output: Path, folder: Path, columns: Sequence[str]) -> None:
                 partitioning=list(columns),
                 partitioning_flavor="hive",
                 basename_template="part-{i}.parquet",
-                max_partitions=MOST_FOLDERS,
+                max_partitions=_most_folders(),
                 use_threads=False,
             )
         except pa.ArrowException as error:
             raise OutputError(
                 f"all rows are in {output}, and no folders can be made of them: {error}"
             ) from None
+
+
+def _most_folders() -> int:
+    """Return how many folders can be written at once, having asked the system for as many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FOLDERS + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return (
+        MOST_FOLDERS if soft == resource.RLIM_INFINITY else min(MOST_FOLDERS, soft - _OTHER_FILES)
+    )
 
 
 def _sync_below(folder: Path) -> None:

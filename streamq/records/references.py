@@ -69,8 +69,8 @@ class _KeptFile:
     def __init__(self, name: str, file: BinaryIO) -> None:
         self.name = name
         self.file = file
-        #: The block that was read last, and where it begins.
-        self._block = (0, b"")
+        #: The block that was read last, where it begins, and of which state of the file it is.
+        self._block = (0, b"", (0, ""))
 
     def read(self, reference: Reference) -> bytes:
         """Return the bytes a part refers to. Small parts often follow one another.
@@ -81,10 +81,11 @@ class _KeptFile:
         offset, length = reference.offset, reference.length
         if length > _SMALL:
             return _read_range(self.name, self.file, reference)
-        begin, block = self._block
-        if not begin <= offset <= begin + len(block) - length:
+        begin, block, state = self._block
+        own_state = (reference.size, reference.version)
+        if state != own_state or not begin <= offset <= begin + len(block) - length:
             begin, block = offset, os.pread(self.file.fileno(), _AHEAD, offset)
-            self._block = begin, block
+            self._block = begin, block, own_state
         if len(block) < offset - begin + length:
             raise _cut_short(self.name)
         return block[offset - begin : offset - begin + length]

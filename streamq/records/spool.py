@@ -115,7 +115,9 @@ class SpoolWriter:
     def _write(self, blocks: Sequence[bytes]) -> tuple[str, int]:
         """Write lines behind all others. Return in which spool they are, and where."""
         with self._lock:
-            if self._fd < 0 or self._size >= ROLL_BYTES:
+            # A collector removes the spools of a fleet's request when it has ended. A worker may go
+            # on with it after a retry: nobody could read what it writes to a file without a name.
+            if self._fd < 0 or self._size >= ROLL_BYTES or not os.fstat(self._fd).st_nlink:
                 self._begin()
             offset = self._size
             for block in blocks:

@@ -102,6 +102,18 @@ class TestWriting:
         (tmp_path / "gone").mkdir()
         assert writer.keep(encode_result(LINES), b"", b"") is None
 
+    def test_what_was_removed_is_written_to_no_more(
+        self, writer: SpoolWriter, tmp_path: Path
+    ) -> None:
+        """A fleet's request may be retried after a collector has removed its spools."""
+        first = kept(writer)
+        (tmp_path / first.spool).unlink()
+
+        second = kept(writer)
+
+        assert second.spool != first.spool
+        assert text_of(SpoolReader(tmp_path), second) == TEXT
+
     def test_when_the_disk_takes_no_more_results_go_to_the_server(
         self, writer: SpoolWriter, tmp_path: Path
     ) -> None:
@@ -312,6 +324,20 @@ class TestReading:
             Abandon, match=r"changed since it was loaded: it had \d+ bytes, and has"
         ):
             reader.read("in.txt", wanted, self.LINES)
+
+    def test_what_was_read_of_an_earlier_state_is_not_what_a_later_one_has(
+        self, reader: ReferenceReader, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "in.txt"
+        assert reader.read("in.txt", self.reference(path), self.LINES) == TEXT[5:25]
+        with path.open("r+b") as file:  # the file that is open
+            file.write(TEXT.upper())
+        state = path.stat()
+        later = Reference(5, 20, state.st_size, str(state.st_mtime_ns))
+
+        found = reader.read("in.txt", msgspec.json.encode(later), self.LINES)
+
+        assert found == TEXT.upper()[5:25]
 
     def test_another_file_in_its_place_is_read_if_it_has_the_same_bytes(
         self, reader: ReferenceReader, tmp_path: Path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamq.worker.forking import can_fork
-from tests.runs.running import EMBEDDED, Begin, Streamq, descendants, wait_for_the_end_of
+from tests.runs.running import COMMAND, EMBEDDED, Begin, Streamq, descendants, wait_for_the_end_of
 from tests.support.waiting import IS_TRACED, wait_until
 
 pytestmark = [pytest.mark.commands, EMBEDDED]
@@ -63,6 +63,27 @@ def outcome(streamq: Streamq, function: str, source: Path) -> list[str]:
     done = streamq("run", source, "--map", f"forked.py:{function}", "-o", "out", "-p", "2")
     assert done.returncode == 0, done.stderr
     return (source.parent / "out").read_text().splitlines()
+
+
+def test_a_parent_that_ignores_the_ends_of_its_children_hands_that_on_to_nobody(
+    environment: dict[str, str], source: Path
+) -> None:
+    line = [*COMMAND, "run", str(source), "--map", "forked.py:forks", "-o", "out", "-p", "2"]
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    ignoring += "os.execvp(sys.argv[1], sys.argv[1:])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", ignoring, *line],
+        env=environment,
+        cwd=source.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (source.parent / "out").read_text().split() == [f"{n}" for n in range(20)]
+    assert not (source.parent / ".streamq").exists()
 
 
 @pytest.mark.skipif(IS_TRACED, reason="coverage has a thread, so nothing is forked")

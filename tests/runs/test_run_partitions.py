@@ -1,5 +1,7 @@
 """``streamq run --partition-by``: a folder of Parquet files by the values of columns."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,6 +202,28 @@ class TestFolders:
             partitions.write_partitions(output, ["id"], "run")
 
         assert [path.name for path in output.parent.iterdir()] == ["out.parquet"]
+
+    def test_more_folders_than_files_may_be_open(self, output: Path) -> None:
+        """pyarrow waits for ever where it cannot open another, and heeds no signal."""
+        pq.write_table(pa.table({"id": range(1_300), "value": range(1_300)}), output)
+        made = (
+            "from pathlib import Path; from streamq.records.partitions import write_partitions as w"
+        )
+        made += "; "
+        made += f"print(len(w(Path({str(output)!r}), ['id'], 'run')))"
+        few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, {})); "
+        for hard, code in ((4_096, 0), (1_024, 1)):
+            done = subprocess.run(
+                [sys.executable, "-c", few.format(hard) + made],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == code, done.stderr
+            if code:
+                assert "no folders can be made of" in done.stderr
+            else:
+                assert done.stdout == "1300\n"
 
     def test_no_rows_make_an_empty_folder(self, output: Path) -> None:
         pq.write_table(pa.table({}), output)
