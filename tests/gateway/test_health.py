@@ -1,6 +1,7 @@
 """Health and metrics of a gateway, at a port of their own."""
 
 import functools
+import random
 import re
 import socket
 from collections.abc import Callable
@@ -69,12 +70,15 @@ def test_metrics_count_calls_parts_and_who_waits(serve: Callable[..., Gate], que
 
 
 def first_of_two_free_ports() -> int:
-    """A port that is free, as is the next."""
+    """A port that is free, as is the next, and that no connection is given by the system.
+
+    Whoever connects to a port of that range before anybody listens there may reach itself.
+    """
     while True:
-        with socket.socket() as one, socket.socket() as next_one, suppress(OSError):
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-            next_one.bind(("127.0.0.1", port + 1))
+        port = random.randrange(12_000, 30_000)
+        with socket.socket() as one, socket.socket() as other, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
             return port
 
 
